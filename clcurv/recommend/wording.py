@@ -43,8 +43,9 @@ def group_reason(
         return f"{measured}; not in the {mode} rule, λ {value:.3g}"
     spread = f"layers span {min(extremes):.3g} to {max(extremes):.3g}"
     if mode == "geometric":
-        over = f"{ends[0]:.3g} to {ends[1]:.3g} over γ's interval"
-        return f"{measured}; λ {value:.3g} from the fit, {over}, {spread}"
+        low, high = f"{ends[0]:.3g}", f"{ends[1]:.3g}"
+        over = f" ({low} to {high} over γ's interval)" if low != high else ""
+        return f"{measured}; λ {value:.3g} from the fit{over}, {spread}"
     return f"{measured}; λ {value:.3g} by the {mode} rule, {spread}"
 
 
@@ -78,10 +79,10 @@ def advice_sentence(
             f"({gamma_text(fit).rstrip(',')}): uniform is the safer choice."
         )
     where, other = ("early", "late") if fit.direction == "early" else ("late", "early")
-    shrunk = ", brought down to that limit" if limited else ""
+    shrunk = ", the limit" if limited else ""
     return (
         f"Protect {where} layers more and let {other} layers learn faster: "
-        f"{gamma_text(fit)} λ by the {requested} rule spans {span:.2g}×{shrunk}."
+        f"{gamma_text(fit)} and λ by the {requested} rule spans {span:.2g}×{shrunk}."
     )
 
 
