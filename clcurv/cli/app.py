@@ -1,0 +1,118 @@
+"""The ``clcurv`` program: its commands, its defaults, and the one place where errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from clcurv.cli import kappa, schema, show
+from clcurv.cli.config import load_defaults
+from clcurv.cli.messages import Messages
+from clcurv.errors import ClcurvError, ResourceError, UsageError
+
+app = typer.Typer(
+    name="clcurv",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("kappa", epilog=kappa.EPILOG)(kappa.kappa)
+app.command("show", epilog=show.EPILOG)(show.show)
+app.command("schema")(schema.schema)
+
+# typer re-exports this one of its usage errors; the base class has moved between versions.
+_CommandLineError = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from clcurv import __version__
+
+        typer.echo(f"clcurv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def clcurv(
+    ctx: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Measure the loss curvature that decides what a network forgets."""
+    commands: dict[str, dict[str, str]] = {
+        name: {
+            flag.removeprefix("--"): parameter.name
+            for parameter in command.params
+            for flag in parameter.opts
+            if flag.startswith("--") and flag != "--help"
+        }
+        for name, command in ctx.command.commands.items()  # type: ignore[attr-defined]
+    }
+    try:
+        defaults = load_defaults(Path.cwd(), commands)
+    except ClcurvError as error:
+        ctx.obj = error
+    else:
+        ctx.obj = defaults
+        ctx.default_map = dict(defaults.values)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the program and return its exit code; every error ends here as one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a Latin-1 terminal shows \u2113 instead of failing
+            stream.reconfigure(errors="backslashreplace")
+    debug = "--debug" in arguments or bool(os.environ.get("CLCURV_DEBUG"))
+    messages = Messages()
+    try:
+        return _run(arguments)
+    except ClcurvError as error:
+        if debug:
+            traceback.print_exc()
+        messages.error(str(error), hint=error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        messages.error("interrupted")
+        return 130
+    except MemoryError:
+        messages.error("out of memory", hint="lower --batch-size or --memory")
+        return ResourceError.exit_code
+    except Exception as error:  # a fault of ours: one line, never a verdict's exit code
+        if debug:
+            traceback.print_exc()
+        messages.error(
+            f"unexpected {type(error).__name__}: {error}",
+            hint="run again with --debug and report the traceback; this is a fault of clcurv",
+        )
+        return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        result: Any = app(list(arguments), standalone_mode=False, prog_name="clcurv")
+    except _CommandLineError as error:
+        raise _usage_error(error) from error
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: Exception) -> UsageError:
+    """The parser's complaint in our form: one line, and one thing to try."""
+    close = getattr(error, "possibilities", None)
+    message = error.message if close else error.format_message()  # type: ignore[attr-defined]
+    ctx = getattr(error, "ctx", None)
+    command = ctx.command_path if ctx is not None else "clcurv"
+    return UsageError(
+        message[:1].lower() + message[1:].rstrip("."),
+        hint=f"did you mean {' or '.join(close)}?" if close else f"{command} --help",
+    )

@@ -1,0 +1,284 @@
+"""Where a report goes and what it decides: checked before the work, carried out after it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from clcurv.cli.chatter import quiet_libraries
+from clcurv.cli.messages import Messages
+from clcurv.errors import ClcurvError, ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from clcurv.report.gate import Gate
+
+    from clcurv.report.document import KappaDocument
+
+DELIVERY_OPTIONS = (
+    "output_format",
+    "json_",
+    "output",
+    "plot",
+    "fail_on",
+    "baseline",
+    "fail_on_regression",
+    "inconclusive",
+    "allow_generated",
+    "exit_zero",
+)
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """Everything asked for about the output, already known to be possible.
+
+    Attributes:
+        messages: Where verdicts and write failures are told.
+        output_format: ``table`` | ``json`` | ``markdown`` | ``github``; ``auto`` is settled.
+        output: JSON file to write.
+        plot: Figure to write.
+        gates: Parsed ``--fail-on`` expressions.
+        baseline: The earlier report.
+        regression: Allowed rise over the baseline, as given.
+        inconclusive: ``fail`` | ``pass``.
+        allow_generated: Gates may judge generated data.
+        exit_zero: Verdicts do not reach the exit code.
+    """
+
+    messages: Messages
+    output_format: str
+    output: Path | None
+    plot: Path | None
+    gates: tuple[Gate, ...]
+    baseline: KappaDocument | None
+    regression: str | None
+    inconclusive: str
+    allow_generated: bool
+    exit_zero: bool
+
+    @classmethod
+    def prepare(cls, messages: Messages, *, protected: str, **asked: Any) -> Delivery:
+        """Refuse now what would otherwise fail after the measurement.
+
+        Args:
+            messages: Where to talk.
+            protected: The input; no output may overwrite it.
+            asked: The `DELIVERY_OPTIONS` as parsed.
+
+        Raises:
+            UsageError: Options that contradict each other, a gate that does not parse, a
+                figure's suffix, a destination that cannot be a file.
+            ResourceError: A destination that cannot be written.
+            InputError: A baseline that is no report.
+        """
+        if asked["json_"] and asked["output_format"] not in {"auto", "json"}:
+            raise UsageError(
+                f"--json contradicts --format {asked['output_format']}", hint="give one of them"
+            )
+        output_format = "json" if asked["json_"] else asked["output_format"]
+        if output_format == "auto":
+            output_format = "table" if sys.stdout.isatty() else "json"
+        output, plot = asked["output"], asked["plot"]
+        if plot is not None and plot.suffix.lower() not in PLOT_SUFFIXES:
+            raise UsageError(
+                f"--plot {plot}: the suffix must be one of {', '.join(PLOT_SUFFIXES)}",
+                hint=f"--plot {plot.with_suffix('.svg')}" if plot.name else None,
+            )
+        if output is not None and plot is not None and _same_file(output, plot):
+            raise UsageError(f"--output and --plot both name {output}", hint="name two files")
+        for flag, path in (("--output", output), ("--plot", plot)):
+            if path is not None:
+                _check_destination(flag, path, Path(protected))
+
+        if asked["baseline"] is not None and asked["fail_on_regression"] is None:
+            raise UsageError(
+                "--baseline decides nothing alone", hint="add --fail-on-regression 10%"
+            )
+        if asked["fail_on_regression"] is not None and asked["baseline"] is None:
+            raise UsageError(
+                "--fail-on-regression needs an earlier report", hint="add --baseline old.json"
+            )
+        gates: tuple[Gate, ...] = ()
+        baseline = None
+        regression = None
+        if asked["fail_on"] or asked["baseline"] is not None:
+            from clcurv.report import gate
+            from clcurv.report.reader import load_document
+
+            gates = tuple(gate.parse_gate(text) for text in asked["fail_on"] or ())
+            if asked["baseline"] is not None:
+                baseline = load_document(asked["baseline"])
+                regression = gate.parse_regression(asked["fail_on_regression"])
+        return cls(
+            messages=messages,
+            output_format=output_format,
+            output=output,
+            plot=plot,
+            gates=gates,
+            baseline=baseline,
+            regression=regression,
+            inconclusive=asked["inconclusive"],
+            allow_generated=asked["allow_generated"],
+            exit_zero=asked["exit_zero"],
+        )
+
+    def without_gates(self) -> Delivery:
+        """For a partial report, on which no verdict may rest."""
+        return replace(self, gates=(), baseline=None)
+
+    def deliver(self, document: KappaDocument) -> int:
+        """Write and show the report, then judge it.
+
+        Returns:
+            0, or the verdict's exit code.
+
+        Raises:
+            ClcurvError: The first thing that could not be written or judged; what could be
+                delivered has been by then.
+        """
+        faults: list[ClcurvError] = []
+        exit_code = 0
+        if self.gates or self.baseline is not None:
+            try:
+                document, exit_code = self._judge(document)
+            except ClcurvError as error:
+                faults.append(error)
+        for write in (self._write_output, self._write_plot, self._show):
+            try:
+                write(document)
+            except ClcurvError as error:
+                faults.append(error)
+        if not sys.stdout.isatty():  # a terminal has just shown them
+            self._tell(document)
+        if faults:
+            for later in faults[1:]:
+                self.messages.error(str(later), hint=later.hint)
+            raise faults[0]
+        return 0 if self.exit_zero else exit_code
+
+    def _judge(self, document: KappaDocument) -> tuple[KappaDocument, int]:
+        from clcurv.report import gate
+
+        verdict = gate.evaluate(
+            self.gates,
+            document,
+            baseline=self.baseline,
+            regression=self.regression,
+            inconclusive=self.inconclusive,
+            allow_generated=self.allow_generated,
+        )
+        return document.with_verdict(verdict), verdict.exit_code
+
+    def _write_output(self, document: KappaDocument) -> None:
+        from clcurv.report.document import write_json
+
+        if self.output is not None:
+            write_json(document, self.output)
+            self.messages.note(f"report written to {self.output}")
+
+    def _write_plot(self, document: KappaDocument) -> None:
+        if self.plot is not None:
+            with quiet_libraries(self.messages):
+                from clcurv.report.plots import plot_kappa
+
+                plot_kappa(document, self.plot)
+            self.messages.note(f"figure written to {self.plot}")
+
+    def _show(self, document: KappaDocument) -> None:
+        if self.output_format == "json":
+            from clcurv.report.document import to_json
+
+            write_stdout(to_json(document))
+        elif self.output_format == "table":
+            from clcurv.report.table import print_table
+
+            with stdout_errors():
+                print_table(document, result_console())
+                sys.stdout.flush()
+        else:
+            from clcurv.report import markdown
+
+            if self.output_format == "markdown":
+                write_stdout(markdown.render_markdown(document))
+            else:
+                write_stdout(markdown.render_github(document))
+
+    def _tell(self, document: KappaDocument) -> None:
+        for warning in document.warnings:
+            self.messages.warning(warning)
+        if document.verdict is None:
+            return
+        for outcome in document.verdict.gates:
+            line = f"gate {outcome.expression}: {outcome.outcome}"
+            line += f" ({outcome.reason})" if outcome.reason else ""
+            if outcome.outcome == "pass":
+                self.messages.note(line)
+            else:
+                self.messages.warning(line)
+
+
+def result_console() -> Console:
+    """The console for a result; names in it are text, never markup."""
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+
+
+def write_stdout(text: str) -> None:
+    """The result, flushed.
+
+    Raises:
+        ResourceError: stdout cannot take it (a full disk); a closed pipe is no error.
+    """
+    with stdout_errors():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@contextmanager
+def stdout_errors() -> Iterator[None]:
+    """A reader that went away (``| head``) has what it wants; anything else is told."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered would fail again when the interpreter closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ResourceError(
+            f"cannot write to stdout: {error.strerror}", hint="write the report with -o FILE"
+        ) from error
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _check_destination(flag: str, path: Path, protected: Path) -> None:
+    if path.name == "-" or path == Path("-"):
+        raise UsageError(f"{flag} - is not a file", hint="--json prints the report on stdout")
+    if _same_file(path, protected):
+        raise UsageError(f"{flag} {path} would overwrite the input", hint="name another file")
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder", hint=f"{flag} {path / 'kappa.json'}")
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"{flag} {path}: its folder does not exist", hint=f"mkdir -p {shlex.quote(str(folder))}"
+        )
+    if path.exists() and not path.is_file():
+        return  # a device or a named pipe is written in place
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ResourceError(
+            f"{flag} {path}: cannot write there: {error.strerror}", hint="write elsewhere"
+        ) from error

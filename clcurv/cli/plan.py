@@ -1,0 +1,62 @@
+"""What ``--dry-run`` prints: the plan of a measurement that was not made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from clcurv.cli.delivery import result_console, stdout_errors, write_stdout
+from clcurv.report.text import count, printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def show_plan(plan: DataclassInstance, output_format: str) -> None:
+    """Print a plan as JSON, or as a list of its values with the layers in a table.
+
+    Args:
+        plan: A dataclass; a field whose name holds ``bytes`` is shown as a size, and
+            ``layers`` (objects with a name, parameters, a head flag) as a table.
+        output_format: ``json``, or anything else for people.
+    """
+    values = asdict(plan)
+    if output_format == "json":
+        write_stdout(json.dumps(values, indent=2, default=str) + "\n")
+        return
+    layers = values.pop("layers", ())
+    grid = Table.grid(padding=(0, 1, 0, 1))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in values.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if item not in (None, ""):
+                grid.add_row(Text(name.replace("_", " ")), Text(_shown(name, item)))
+    table = Table(box=None, padding=(0, 1), pad_edge=True)
+    table.add_column("layer", overflow="fold")
+    table.add_column("parameters", justify="right")
+    for layer in layers:
+        table.add_row(Text(_layer_name(layer)), Text(count(int(layer.get("numel", 0)))))
+    with stdout_errors():
+        console = result_console()
+        console.print(grid)
+        if layers:
+            console.print(table)
+        sys.stdout.flush()
+
+
+def _layer_name(layer: Mapping[str, Any]) -> str:
+    return printable(str(layer["name"])) + (" (head)" if layer.get("is_head") else "")
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return decimal(value) if "bytes" in name else f"{value:,}"
+    return printable(str(value))
