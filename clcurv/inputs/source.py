@@ -1,0 +1,103 @@
+"""What every data format is turned into (rows read one at a time), and telling files apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from clcurv.errors import DataError
+
+Kind = Literal["image", "text", "array", "prepared"]
+Columns = Mapping[str, Any]
+
+IMAGE_SUFFIXES = frozenset(
+    f".{name}"
+    for name in "jpg jpeg png webp bmp tif tiff gif ppm pgm pbm pnm".split()  # noqa: SIM905
+)
+SPLITS: dict[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+FORMATS = "give an image folder, npz, csv, tsv, json(l), parquet, arrow or save_to_disk folder"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set before the draw.
+
+    Attributes:
+        format: As in `Samples.format`.
+        kind: What `read` returns: ``image`` (a path, bytes or an array H,W[,C]), ``text``
+            (a string or a pair of strings), ``array`` (anything with numbers) or ``prepared``
+            (a tensor, or a dict of them, that the model takes as it is).
+        length: Number of rows.
+        read: Row number -> value; raises `DataError` for a row that cannot be read.
+        name: Row number -> what to call the row in a message.
+        labels: Label of every row (None where it has none); None without labels.
+        class_names: Every class there is, also those without rows, where that is known.
+        whole: All values as one array (or enough of them to tell layout and range), where
+            the values are numbers.
+        notes: Sentences for the report.
+    """
+
+    format: str
+    kind: Kind
+    length: int
+    read: Callable[[int], Any]
+    name: Callable[[int], str]
+    labels: Sequence[Any] | None
+    class_names: tuple[str, ...] | None = None
+    whole: np.ndarray[Any, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv"]:
+    """Tell what a file is from its first bytes.
+
+    Raises:
+        DataError: It is empty or nothing that is read as data, saying what it is instead.
+    """
+    with path.open("rb") as file:
+        head = file.read(4096)
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text:
+        raise DataError(f"{path}: the file is empty ({path.stat().st_size} bytes)")
+    if head.startswith(b"version https://git-lfs"):
+        raise DataError(f"{path}: a Git LFS pointer, not the data", hint="run `git lfs pull`")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"PK\x03\x04"):
+        return "npz"
+    if text[:1] == b"<":
+        raise DataError(f"{path}: an HTML or XML page, not data", hint="download the file again")
+    what = _foreign(head)
+    if what:
+        raise DataError(f"{path}: {what} is not read as data", hint=FORMATS)
+    if text[:1] in (b"{", b"[") and path.suffix.lower() not in (".csv", ".tsv"):
+        return "json"
+    first_line = text.splitlines()[0]
+    return "tsv" if first_line.count(b"\t") > first_line.count(b",") else "csv"
+
+
+def _foreign(head: bytes) -> str | None:
+    for magic, what in (
+        (b"\x93NUMPY", "a single .npy array (it has no labels; save x and y as npz)"),
+        (b"\x1f\x8b", "a gzip file (decompress it first)"),
+        (b"\x80", "a pickle"),
+        (b"\xff\xd8\xff", "a single image"),
+        (b"\x89PNG", "a single image"),
+        (b"%PDF", "a PDF file"),
+        (b"SQLite format 3", "an SQLite database"),
+    ):
+        if head.startswith(magic):
+            return what
+    if head[257:262] == b"ustar":
+        return "a tar archive (unpack it first)"
+    return "a binary file" if b"\x00" in head else None

@@ -1,0 +1,382 @@
+"""Tables through Hugging Face `datasets`: csv, tsv, json(l), parquet, arrow, save_to_disk.
+
+Files are handed over one by one under neutral names, so neither a folder's README nor a
+glob character in a name nor an index can point anywhere else; the cache lives in a
+temporary folder that is removed when the source is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clcurv.errors import DataError, UnsafeFileError
+from clcurv.inputs.source import SPLITS, Columns, Kind, Source, sniff
+
+_SUFFIXES = frozenset([".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"])
+_NO_DATA = frozenset(["dataset_info.json", "state.json", "dataset_infos.json", "config.json"])
+_LABELS = ("label", "labels", "target", "y", "class", "category", "intent", "fine_label", "cls")
+_TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "utterance",
+    "review",
+    "query",
+    "document",
+    "document_text",
+)
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("question", "sentence"),
+)
+_IMAGES = ("image", "img", "file_name", "filename", "image_path", "path", "file", "pixel_values")
+_TOKENS = ("input_ids", "tokens", "x", "features")
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` made the folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def table_files(path: Path) -> list[Path]:
+    """Table files in a folder (and its ``data`` folder), sorted by name."""
+    places = [path, path / "data", *(path / name for names in SPLITS.values() for name in names)]
+    return [
+        file
+        for place in places
+        if place.is_dir()
+        for file in sorted(place.iterdir(), key=lambda p: p.name)
+        if file.suffix.lower() in _SUFFIXES and file.name not in _NO_DATA and file.is_file()
+    ]
+
+
+@contextmanager
+def open_tables(
+    path: Path, split: str | None, columns: Columns | None, modality: str, needs_labels: bool
+) -> Iterator[Source]:
+    """Rows of one table file, a folder of them, or a save_to_disk folder.
+
+    Raises:
+        DataError: Unreadable, no such split or column, or columns that cannot be told.
+        UnsafeFileError: An index that names files outside its folder.
+    """
+    with ExitStack() as stack:
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clcurv-")))
+        stack.enter_context(_quiet())
+        if path.is_dir() and is_saved_dataset(path):
+            table, note = _saved(path, split)
+            form = "arrow"
+        else:
+            files, note = _files_of_split(path, split)
+            table, form = _load(files, cache)
+        notes = (note,) if note else ()
+        yield table_source(
+            table,
+            form=form,
+            where=str(path),
+            folder=path if path.is_dir() else path.parent,
+            columns=columns,
+            modality=modality,
+            needs_labels=needs_labels,
+            notes=notes,
+        )
+
+
+def table_source(
+    table: Any,
+    *,
+    form: str,
+    where: str,
+    folder: Path | None,
+    columns: Columns | None,
+    modality: str,
+    needs_labels: bool,
+    notes: tuple[str, ...] = (),
+) -> Source:
+    """Rows of a `datasets.Dataset`.
+
+    Args:
+        table: The data set, any format set on it is undone.
+        form: Name of the format for the report.
+        where: What to call it in messages.
+        folder: Where relative image paths start; None refuses paths.
+        columns: As in `open_source`.
+        modality: What the model eats.
+        needs_labels: Whether a missing label column is an error.
+        notes: Sentences for the report.
+
+    Raises:
+        DataError: Empty, or no such column, or columns that cannot be told.
+    """
+    import datasets
+
+    table = table.with_format(None)
+    if not table.num_rows:
+        raise DataError(f"{where}: the table has no rows")
+    label = _label_column(table, where, columns, needs_labels)
+    inputs, kind = _input_columns(table, where, columns, modality, label)
+    labels, class_names = (None, None) if label is None else _labels(table, label)
+    values = table.select_columns(list(inputs))
+    for name in inputs:
+        if isinstance(values.features[name], datasets.Image):
+            values = values.cast_column(name, datasets.Image(decode=False))
+
+    def read(row: int) -> Any:
+        record = values[row]
+        cells = [record[name] for name in inputs]
+        return _cell(cells, kind, folder, f"{where}: row {row}")
+
+    used = f"columns: {' + '.join(inputs)}" + (f" -> {label}" if label else "")
+    return Source(
+        format=form,
+        kind=kind,
+        length=table.num_rows,
+        read=read,
+        name=lambda row: f"{where}: row {row}",
+        labels=labels,
+        class_names=class_names,
+        notes=(*notes, used),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    import datasets
+    from datasets.utils import logging
+
+    shown, verbosity = datasets.is_progress_bar_enabled(), logging.get_verbosity()
+    datasets.disable_progress_bars()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _saved(path: Path, split: str | None) -> tuple[Any, str]:
+    import datasets
+
+    note = ""
+    if (path / "dataset_dict.json").is_file():
+        names = _json(path / "dataset_dict.json").get("splits", [])
+        if any(not isinstance(n, str) or Path(n).name != n for n in names):
+            raise UnsafeFileError(f"{path}/dataset_dict.json names splits outside the folder")
+        name, note = choose_split(path, split, names)
+        path = path / name
+    elif split is not None:
+        own = str(_json(path / "state.json").get("_split"))
+        choose_split(path, split, [own])
+    state = _json(path / "state.json")
+    for entry in state.get("_data_files", []):
+        if Path(str(entry.get("filename"))).name != entry.get("filename"):
+            raise UnsafeFileError(f"{path}/state.json names a file outside the folder")
+    try:
+        return datasets.load_from_disk(str(path)), note
+    except Exception as error:  # pyarrow and datasets raise whatever a damaged file makes them
+        raise _unreadable(path, "a save_to_disk folder", error) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not the JSON object that save_to_disk writes")
+    return content
+
+
+def _files_of_split(path: Path, split: str | None) -> tuple[list[Path], str]:
+    if path.is_file():
+        if split is not None:
+            raise DataError(f"{path}: a single file has no split {split!r}", hint="leave it out")
+        return [path], ""
+    groups: dict[str, list[Path]] = {}
+    for file in table_files(path):
+        groups.setdefault(_split_of(file, path), []).append(file)
+    if list(groups) == ["all"]:
+        if split is not None:
+            raise DataError(f"{path}: no split {split!r}; its files name none")
+        return groups["all"], ""
+    groups.pop("all", None)
+    name, note = choose_split(path, split, list(groups))
+    return groups[name], note
+
+
+def _split_of(file: Path, root: Path) -> str:
+    place = "" if file.parent in (root, root / "data") else file.parent.name
+    words = (place or file.stem).lower().replace("_", "-").replace(".", "-").split("-")
+    return next((k for k, spellings in SPLITS.items() if set(words) & set(spellings)), "all")
+
+
+def choose_split(path: Path | str, split: str | None, names: Sequence[str]) -> tuple[str, str]:
+    """Which of the splits called `names` is meant, and a note that says so."""
+
+    def canonical(name: str) -> str:
+        return next((k for k, names in SPLITS.items() if name.lower() in names), name)
+
+    if not names:
+        raise DataError(f"{path}: it has no splits")
+    if split is None:
+        known = [n for key in SPLITS for n in names if canonical(n) == key]
+        chosen = (known or list(names))[0]
+    else:
+        matching = [n for n in names if n == split] or [
+            n for n in names if canonical(n) == canonical(split)
+        ]
+        if not matching:
+            raise DataError(
+                f"{path}: no split {split!r} (there are: {', '.join(names)})",
+                hint="leave --split out",
+            )
+        chosen = matching[0]
+    others = [n for n in names if n != chosen]
+    return chosen, f"split {chosen!r} taken" + (
+        f" (there are also {', '.join(others)})" if others else ""
+    )
+
+
+def _load(files: Sequence[Path], cache: Path) -> tuple[Any, str]:
+    kinds = {sniff(file) for file in files}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{files[0].parent}: tables of several formats ({', '.join(sorted(kinds))})",
+            hint="give one of the files",
+        )
+    kind = kinds.pop()
+    if kind == "npz":
+        raise DataError(f"{files[0]}: a zip file is not read as a table")
+    import datasets
+
+    builder = {"tsv": "csv"}.get(kind, kind)
+    links = []
+    for number, file in enumerate(files):
+        link = cache / f"part-{number:05d}.{kind}"
+        link.symlink_to(file.resolve())
+        links.append(str(link))
+    options: dict[str, Any] = {}
+    if builder == "csv":
+        # "NA", "null" and "None" are words in a text table; only an empty cell is missing.
+        options = {"sep": "\t" if kind == "tsv" else ",", "keep_default_na": False}
+        options["na_values"] = [""]
+    try:
+        table = datasets.load_dataset(
+            builder, data_files=links, split="train", cache_dir=str(cache / "cache"), **options
+        )
+    except Exception as error:  # pandas, pyarrow and datasets raise a dozen unrelated types
+        raise _unreadable(files[0], kind, error) from error
+    suffix = files[0].suffix.lower().lstrip(".")
+    return table, suffix if kind == "json" and suffix in ("jsonl", "ndjson") else kind
+
+
+def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return DataError(f"{path}: cannot be read as {kind}: {reason}")
+
+
+def _label_column(
+    table: Any, where: str, columns: Columns | None, needs_labels: bool
+) -> str | None:
+    names = table.column_names
+    wanted = (columns or {}).get("label")
+    if wanted is not None:
+        return _present(str(wanted), names, where)
+    by_lower = {name.lower(): name for name in names}
+    for usual in _LABELS:
+        if usual in by_lower:
+            return str(by_lower[usual])
+    if not needs_labels:
+        return None
+    raise DataError(
+        f"{where}: no label column among {', '.join(names)}",
+        hint="name it with --columns label=NAME",
+    )
+
+
+def _input_columns(
+    table: Any, where: str, columns: Columns | None, modality: str, label: str | None
+) -> tuple[tuple[str, ...], Kind]:
+    names = [name for name in table.column_names if name != label]
+    kinds: dict[str, Kind] = {"image": "image", "text": "text", "array": "array"}
+    for key, kind in kinds.items():
+        wanted = (columns or {}).get(key)
+        if wanted is not None:
+            several = wanted.split(",") if isinstance(wanted, str) else list(wanted)
+            return tuple(_present(n.strip(), table.column_names, where) for n in several), kind
+    by_lower = {name.lower(): name for name in names}
+    if modality == "text":
+        for first, second in _PAIRS:
+            if first in by_lower and second in by_lower:
+                return (by_lower[first], by_lower[second]), "text"
+        for usual in _TEXTS:
+            if usual in by_lower:
+                return (by_lower[usual],), "text"
+        strings = [n for n in names if _dtype(table, n) in ("string", "large_string")]
+        if len(strings) == 1:
+            return (strings[0],), "text"
+    for usual in _IMAGES if modality == "image" else _TOKENS:
+        if usual in by_lower:
+            return (by_lower[usual],), "image" if modality == "image" else "array"
+    numbers = [n for n in names if _dtype(table, n).startswith(("float", "int", "uint", "double"))]
+    if modality == "array" and numbers == names:
+        return tuple(numbers), "array"
+    raise DataError(
+        f"{where}: which column holds the {modality} cannot be told among "
+        f"{', '.join(table.column_names)}",
+        hint=f"name it with --columns {modality}=NAME",
+    )
+
+
+def _present(name: str, names: Sequence[str], where: str) -> str:
+    if name in names:
+        return name
+    raise DataError(
+        f"{where}: no column {name!r} (there are: {', '.join(names)})",
+        hint="name the columns with --columns",
+    )
+
+
+def _dtype(table: Any, name: str) -> str:
+    return str(getattr(table.features[name], "dtype", ""))
+
+
+def _labels(table: Any, name: str) -> tuple[list[Any], tuple[str, ...] | None]:
+    values = list(table.select_columns([name])[:][name])
+    stated = getattr(table.features[name], "names", None)
+    return values, tuple(stated) if stated else None
+
+
+def _cell(cells: Sequence[Any], kind: Kind, folder: Path | None, name: str) -> Any:
+    if kind == "text":
+        if any(not isinstance(cell, str) for cell in cells):
+            raise DataError(f"{name}: the text is missing")
+        return cells[0] if len(cells) == 1 else tuple(cells)
+    if any(cell is None for cell in cells):
+        raise DataError(f"{name}: the {kind} is missing")
+    if kind == "array":
+        return np.asarray(cells[0] if len(cells) == 1 else cells)
+    cell = cells[0]
+    if isinstance(cell, dict):
+        cell = cell["bytes"] if cell.get("bytes") is not None else cell.get("path")
+    if isinstance(cell, bytes):
+        return cell
+    if isinstance(cell, str):
+        if "://" in cell or folder is None:
+            raise DataError(f"{name}: the image is a link ({cell}); nothing is downloaded")
+        return folder / cell
+    return np.asarray(cell)
