@@ -50,8 +50,9 @@ def group_reason(
 
 
 def _measured(layer: LayerSensitivity, median: float | None) -> str:
-    if layer.status != "ok" or layer.s is None:
-        return f"{layer.status}{f' ({layer.reason})' if layer.reason else ''}: s not used"
+    if layer.status != "ok" or layer.s is None or not math.isfinite(layer.s):
+        status = "non-finite" if layer.status == "ok" else layer.status
+        return f"{status}{f' ({layer.reason})' if layer.reason else ''}: s not used"
     text = f"s {layer.s:.3g}"
     if layer.s_stderr is not None and math.isfinite(layer.s_stderr):
         half = 1.96 * layer.s_stderr

@@ -1,9 +1,10 @@
 """The report as strict JSON: schema ``clcurv.schedule``, version 1.0.
 
 A minor version only adds keys, so readers ignore what they do not know. Non-finite numbers
-are never written: they become null beside a `status` and a `reason`. `kappa_document` in
-`clcurv.report.build` makes a document from the results, `load_document` in
-`clcurv.report.reader` reads one back; this file holds the shape and writes it. No torch here: a saved report can be judged where torch is not installed.
+are never written: they become null beside a `status` and a `reason`. This file holds the
+shape and writes it; `clcurv.report.build.kappa_document` makes a document from the results,
+`clcurv.report.reader.load_document` reads one back. No torch here: a saved report can be
+judged where torch is not installed.
 """
 
 from __future__ import annotations
@@ -177,6 +178,14 @@ class Group(_Model):
     lambda_high: float | None = None
     lr_scale: Positive
     reason: str
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """95 % interval of s: 1.96 standard errors, widened by the solver's error bound."""
+        if self.s is None or self.s_stderr is None:
+            return None, None
+        half = 1.96 * self.s_stderr + abs(self.s) * (self.error_bound or 0.0)
+        return self.s - half, self.s + half
 
 
 class CrossCheckInfo(_Model):
