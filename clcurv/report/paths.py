@@ -21,7 +21,9 @@ Step = str | int | None  # a field's or an entry's name, a position, or None for
 
 _FIRST = re.compile(r"(?P<field>[A-Za-z_]\w*)")
 _NEXT = re.compile(
-    r"""\.(?P<field>[A-Za-z_]\w*) | \[(?P<index>-?\d{1,9}|\*)\] | \[(?P<q>["'])(?P<name>.*?)(?P=q)\]""",
+    r"""\.(?P<field>[A-Za-z_]\w*)
+    | \[(?P<index>-?\d{1,9}|\*)\]
+    | \[(?P<q>["'])(?P<name>.*?)(?P=q)\]""",
     re.VERBOSE,
 )
 

@@ -1,0 +1,207 @@
+"""The report as a figure: sensitivity over depth, its trend, and the recommended λ."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcurv.errors import UsageError
+from clcurv.report.text import interval, printable
+from clcurv.runtime import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from clcurv.report.document import Group, KappaDocument
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_MEASURED, _FIT, _ADVICE, _HEAD = "#1f4e79", "#c55a11", "#2e7d32", "#8a8a8a"
+_MOST_LABELS = 40
+
+
+def plot_kappa(doc: KappaDocument, path: str | Path) -> None:
+    """Draw s over depth (log axis, 95 % bars), the geometric fit with its band, and λ.
+
+    Uses matplotlib's object interface with no display and no global figure state.
+
+    Args:
+        doc: The report, fresh or read back from a file.
+        path: Ends in .png, .svg or .pdf; written whole or not at all.
+
+    Raises:
+        UsageError: Another suffix, or a path that cannot be written.
+        ResourceError: The disk is full.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(
+            f"cannot draw {str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}",
+            hint="for example --plot kappa.svg",
+        )
+    atomic_write(path, _render(doc, suffix[1:]))
+
+
+def _render(doc: KappaDocument, kind: str) -> bytes:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    buffer = io.BytesIO()
+    # The user's own rc file must not run TeX on names from an untrusted checkpoint.
+    with mpl.rc_context({**mpl.rcParamsDefault, "text.usetex": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        n = len(doc.groups)
+        figure = Figure(figsize=(min(max(7.0, 2.0 + 0.34 * n), 16.0), 6.2), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.5))
+        _draw_sensitivity(upper, doc)
+        _draw_lambda(lower, doc)
+        _label_layers(lower, doc)
+        # No dates: the same report gives the same bytes.
+        dated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        figure.savefig(buffer, format=kind, dpi=150, metadata=dated)
+    return buffer.getvalue()
+
+
+def _positions(groups: list[Group]) -> list[int]:
+    return [g.layer_id for g in groups]
+
+
+def _draw_sensitivity(axes: Axes, doc: KappaDocument) -> None:
+    measured = [g for g in doc.groups if g.s is not None and g.s > 0]
+    axes.set_yscale("log")
+    for chosen, style, label in (
+        ([g for g in measured if g.status == "ok" and not g.is_head], _filled(_MEASURED), "s"),
+        ([g for g in measured if g.status == "ok" and g.is_head], _filled(_HEAD), "s, head"),
+        ([g for g in measured if g.status != "ok"], _hollow(), "s, not used"),
+    ):
+        if chosen:
+            s = [g.s for g in chosen]
+            axes.errorbar(_positions(chosen), s, yerr=_bars(chosen), label=label, zorder=3, **style)
+    if doc.kappa.include_head is False and any(g.is_head for g in doc.groups):
+        first = min(g.layer_id for g in doc.groups if g.is_head)
+        axes.axvline(first - 0.5, color=_HEAD, linewidth=0.8, linestyle=":")
+    _draw_fit(axes, doc)
+    if not measured:
+        axes.text(0.5, 0.5, "no layer could be measured", transform=axes.transAxes, ha="center")
+    unused = [g.layer_id for g in doc.groups if g not in measured]
+    if measured and unused:
+        floor = min(g.s for g in measured if g.s)
+        axes.plot(
+            unused,
+            [floor] * len(unused),
+            linestyle="",
+            marker="x",
+            color=_HEAD,
+            label="no usable s",
+            zorder=3,
+        )
+    axes.set_ylabel("sensitivity s = λmax of the layer's block")
+    axes.grid(axis="y", which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_title(_title(doc), fontsize=10, loc="left", parse_math=False)
+    if measured:
+        axes.legend(fontsize=8, frameon=False, loc="best")
+
+
+def _filled(color: str) -> dict[str, Any]:
+    return {"fmt": "o", "color": color, "markersize": 5, "elinewidth": 1.2, "capsize": 2.5}
+
+
+def _hollow() -> dict[str, Any]:
+    return {**_filled(_HEAD), "markerfacecolor": "white"}
+
+
+def _bars(groups: list[Group]) -> Any:
+    """Distances down and up to the 95 % interval; a lower end at or below 0 stays drawable."""
+    down, up = [], []
+    for group in groups:
+        low, high = group.interval
+        s = group.s or 0.0
+        down.append(0.0 if low is None else s - max(low, s * 1e-3))
+        up.append(0.0 if high is None else high - s)
+    return np.array([down, up])
+
+
+def _draw_fit(axes: Axes, doc: KappaDocument) -> None:
+    fit = doc.schedule
+    if fit.gamma is None or fit.fit_depth is None or fit.fit_s is None or fit.gamma <= 0:
+        return
+    inside = [g for g in doc.groups if not g.is_head or doc.kappa.include_head]
+    x = np.array(_positions(inside), dtype=float)
+    steps = np.array([g.depth for g in inside]) - fit.fit_depth
+
+    def line(gamma: float) -> Any:
+        return np.exp(np.log(fit.fit_s) + steps * np.log(gamma))
+
+    label = f"fit, γ {interval(fit.gamma, fit.gamma_low, fit.gamma_high)}"
+    if fit.level is not None:
+        label = label.replace("95 %", f"{100 * fit.level:.0f} %")
+    axes.plot(x, line(fit.gamma), color=_FIT, linewidth=1.6, label=label, zorder=2)
+    if fit.gamma_low and fit.gamma_high:
+        ends = np.stack([line(fit.gamma_low), line(fit.gamma_high)])
+        axes.fill_between(x, ends.min(0), ends.max(0), color=_FIT, alpha=0.15, linewidth=0)
+
+
+def _draw_lambda(axes: Axes, doc: KappaDocument) -> None:
+    groups = list(doc.groups)
+    x = _positions(groups)
+    base = doc.defaults.lambda_
+    colors = [_HEAD if g.is_head and not doc.kappa.include_head else _ADVICE for g in groups]
+    axes.set_yscale("log")
+    values = [g.lambda_ for g in groups]
+    axes.vlines(x, base, values, colors=colors, linewidth=5, alpha=0.35)
+    axes.scatter(x, values, c=colors, s=24, zorder=3)
+    spread = [g for g in groups if g.lambda_low is not None and g.lambda_high is not None]
+    if spread:
+        axes.vlines(
+            _positions(spread),
+            [g.lambda_low for g in spread],
+            [g.lambda_high for g in spread],
+            colors="black",
+            linewidth=1,
+            zorder=4,
+        )
+    axes.axhline(base, color="#888888", linewidth=0.8)
+    low, high = min([*values, base]), max([*values, base])
+    axes.set_ylim(low / 1.5, high * 1.5)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    if high / low < 10:
+        ticks = [t * base for t in (0.2, 0.5, 1, 2, 5) if low / 1.5 <= t * base <= high * 1.5]
+        axes.set_yticks(ticks)
+    axes.set_ylabel(f"λ ({doc.schedule.mode})", color=_ADVICE)
+    axes.grid(axis="y", which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _label_layers(axes: Axes, doc: KappaDocument) -> None:
+    groups = list(doc.groups)
+    # Every k-th name where all would overlap; first and last always stay.
+    step = -(-len(groups) // _MOST_LABELS)
+    shown = [g for g in groups if g.layer_id % step == 0]
+    axes.set_xticks(_positions(shown))
+    axes.set_xticks(_positions(groups), minor=True)
+    size = 8 if len(shown) <= 24 else 6.5
+    labels = [printable(g.name, limit=28) for g in shown]
+    for text in axes.set_xticklabels(labels, rotation=60, ha="right", fontsize=size):
+        text.set_parse_math(False)
+        text.set_rotation_mode("anchor")
+    axes.set_xlim(-0.7, len(groups) - 0.3)
+    axes.set_xlabel("layer, shallow to deep")
+
+
+def _title(doc: KappaDocument) -> str:
+    kappa = doc.kappa
+    value = interval(kappa.value, kappa.low, kappa.high)
+    if kappa.status != "ok":
+        value = "refused"
+    arch = printable(doc.model.arch, limit=50)
+    generated = ", generated data" if doc.data.source == "generated" else ""
+    return (
+        f"{arch}: κ {value}, direction {doc.schedule.direction}\n"
+        f"{doc.data.n_samples} samples{generated}, {doc.estimator.operator} of "
+        f"{doc.estimator.loss}, bars: 95 % intervals"
+    )
