@@ -75,10 +75,10 @@ def _draw_sensitivity(axes: Axes, doc: KappaDocument) -> None:
     for chosen, style, label in (
         ([g for g in measured if g.status == "ok" and not g.is_head], _filled(_MEASURED), "s"),
         ([g for g in measured if g.status == "ok" and g.is_head], _filled(_HEAD), "s, head"),
-        ([g for g in measured if g.status != "ok"], _hollow(), "s, not used"),
+        ([g for g in measured if g.status != "ok"], _hollow(), "s, left out of the fit"),
     ):
         if chosen:
-            s = [g.s for g in chosen]
+            s = [g.s or 0.0 for g in chosen]
             axes.errorbar(_positions(chosen), s, yerr=_bars(chosen), label=label, zorder=3, **style)
     if doc.kappa.include_head is False and any(g.is_head for g in doc.groups):
         first = min(g.layer_id for g in doc.groups if g.is_head)
@@ -86,17 +86,16 @@ def _draw_sensitivity(axes: Axes, doc: KappaDocument) -> None:
     _draw_fit(axes, doc)
     if not measured:
         axes.text(0.5, 0.5, "no layer could be measured", transform=axes.transAxes, ha="center")
-    unused = [g.layer_id for g in doc.groups if g not in measured]
-    if measured and unused:
-        floor = min(g.s for g in measured if g.s)
+    without = [g.layer_id for g in doc.groups if g not in measured]
+    if without:
         axes.plot(
-            unused,
-            [floor] * len(unused),
+            without,
+            [0.03] * len(without),
+            transform=axes.get_xaxis_transform(),
             linestyle="",
             marker="x",
             color=_HEAD,
-            label="no usable s",
-            zorder=3,
+            label="no s",
         )
     axes.set_ylabel("sensitivity s = λmax of the layer's block")
     axes.grid(axis="y", which="major", color="#dddddd", linewidth=0.7)
@@ -131,10 +130,11 @@ def _draw_fit(axes: Axes, doc: KappaDocument) -> None:
         return
     inside = [g for g in doc.groups if not g.is_head or doc.kappa.include_head]
     x = np.array(_positions(inside), dtype=float)
+    log_s = np.log(fit.fit_s)
     steps = np.array([g.depth for g in inside]) - fit.fit_depth
 
     def line(gamma: float) -> Any:
-        return np.exp(np.log(fit.fit_s) + steps * np.log(gamma))
+        return np.exp(log_s + steps * np.log(gamma))
 
     label = f"fit, γ {interval(fit.gamma, fit.gamma_low, fit.gamma_high)}"
     if fit.level is not None:
@@ -154,18 +154,11 @@ def _draw_lambda(axes: Axes, doc: KappaDocument) -> None:
     values = [g.lambda_ for g in groups]
     axes.vlines(x, base, values, colors=colors, linewidth=5, alpha=0.35)
     axes.scatter(x, values, c=colors, s=24, zorder=3)
-    spread = [g for g in groups if g.lambda_low is not None and g.lambda_high is not None]
-    if spread:
-        axes.vlines(
-            _positions(spread),
-            [g.lambda_low for g in spread],
-            [g.lambda_high for g in spread],
-            colors="black",
-            linewidth=1,
-            zorder=4,
-        )
+    lows = [g.lambda_low or g.lambda_ for g in groups]
+    highs = [g.lambda_high or g.lambda_ for g in groups]
+    axes.vlines(x, lows, highs, colors="black", linewidth=1, zorder=4)
     axes.axhline(base, color="#888888", linewidth=0.8)
-    low, high = min([*values, base]), max([*values, base])
+    low, high = min([*lows, base]), max([*highs, base])
     axes.set_ylim(low / 1.5, high * 1.5)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
@@ -179,9 +172,10 @@ def _draw_lambda(axes: Axes, doc: KappaDocument) -> None:
 
 def _label_layers(axes: Axes, doc: KappaDocument) -> None:
     groups = list(doc.groups)
-    # Every k-th name where all would overlap; first and last always stay.
+    # Every k-th name where all would overlap, counted from the head.
     step = -(-len(groups) // _MOST_LABELS)
-    shown = [g for g in groups if g.layer_id % step == 0]
+    last = len(groups) - 1
+    shown = [g for g in groups if (last - g.layer_id) % step == 0]
     axes.set_xticks(_positions(shown))
     axes.set_xticks(_positions(groups), minor=True)
     size = 8 if len(shown) <= 24 else 6.5

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kappa_results import make_layer, make_result
 
 from clcurv.errors import UsageError
 from clcurv.recommend.schedule import recommend_schedule
@@ -21,7 +22,7 @@ def weighted_mean(values, weights):
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
-def test_exact_geometric_profile_gives_gamma_and_lambda_by_hand(make_result):
+def test_exact_geometric_profile_gives_gamma_and_lambda_by_hand():
     # s halves per layer: γ = 1/2; numel 1, 2, 1, 4, 8; range 16 > 10 without a limit.
     result = make_result([16.0, 8.0, 4.0, 2.0, 1.0], numel=[1, 2, 1, 4, 8])
     schedule = recommend_schedule(result, max_range=100.0)
@@ -38,7 +39,7 @@ def test_exact_geometric_profile_gives_gamma_and_lambda_by_hand(make_result):
     )
 
 
-def test_range_is_limited_to_ten_with_a_constant_ratio(make_result):
+def test_range_is_limited_to_ten_with_a_constant_ratio():
     schedule = recommend_schedule(make_result([4.0**-i for i in range(6)]))
     values = lambdas(schedule)
     ratios = [b / a for a, b in itertools.pairwise(values)]
@@ -50,7 +51,7 @@ def test_range_is_limited_to_ten_with_a_constant_ratio(make_result):
     assert any("1.02e+03" in w for w in schedule.warnings)  # 4^5 = 1024
 
 
-def test_direction_late(make_result):
+def test_direction_late():
     schedule = recommend_schedule(make_result([1.0, 1.5, 2.25, 3.375, 5.0625]))
     assert schedule.direction == "late"
     assert schedule.gamma == pytest.approx(1.5)
@@ -59,7 +60,7 @@ def test_direction_late(make_result):
     assert scales == sorted(scales, reverse=True)
 
 
-def test_no_trend_is_uniform_and_says_so(make_result):
+def test_no_trend_is_uniform_and_says_so():
     schedule = recommend_schedule(make_result([1.0, 3.0, 0.9, 2.8, 1.1, 3.1]))
     assert (schedule.mode, schedule.requested) == ("uniform", "geometric")
     assert schedule.direction == "flat"
@@ -69,7 +70,7 @@ def test_no_trend_is_uniform_and_says_so(make_result):
     assert [g.lr_scale for g in schedule.groups] == [1.0] * 6
 
 
-def test_spread_within_standard_errors_is_uniform(make_result):
+def test_spread_within_standard_errors_is_uniform():
     s = [1.0, 0.98, 0.96, 0.94, 0.92]
     assert recommend_schedule(make_result(s, stderr=[1e-4] * 5)).direction == "early"
     noisy = recommend_schedule(make_result(s, stderr=[0.2] * 5))
@@ -77,13 +78,13 @@ def test_spread_within_standard_errors_is_uniform(make_result):
     assert "standard errors" in noisy.advice
 
 
-def test_one_outlier_does_not_move_gamma(make_result):
+def test_one_outlier_does_not_move_gamma():
     s = [0.8**i for i in range(12)]
     s[6] *= 50
     assert recommend_schedule(make_result(s)).gamma == pytest.approx(0.8, rel=0.02)
 
 
-def test_agrees_with_scipy(make_result):
+def test_agrees_with_scipy():
     from scipy.stats import theilslopes
 
     s = np.exp(np.random.default_rng(3).normal(size=20) + 0.4 * np.arange(20))
@@ -97,7 +98,7 @@ def test_agrees_with_scipy(make_result):
     )
 
 
-def test_few_layers(make_result):
+def test_few_layers():
     two = recommend_schedule(make_result([4.0, 1.0]))
     assert two.mode == "uniform"
     assert "2 of 3 layers" in two.advice
@@ -107,7 +108,7 @@ def test_few_layers(make_result):
     assert any("92 %" in w for w in four.warnings)
 
 
-def test_power_and_literal_by_hand(make_result):
+def test_power_and_literal_by_hand():
     s = [9.0, 4.0, 1.0, 1.0]
     power = recommend_schedule(make_result(s), mode="power")
     assert lambdas(power) == pytest.approx([x / 1.75 for x in (3, 2, 1, 1)])
@@ -120,14 +121,14 @@ def test_power_and_literal_by_hand(make_result):
     assert any("4 to 14 %" in w for w in literal.warnings)
 
 
-def test_range_limit_shrinks_the_exponent_of_any_mode(make_result):
+def test_range_limit_shrinks_the_exponent_of_any_mode():
     s = [1000.0, 100.0, 10.0, 1.0]
     schedule = recommend_schedule(make_result(s), mode="literal", force=True)
     ratios = [a / b for a, b in itertools.pairwise(lambdas(schedule))]
     assert ratios == pytest.approx([10 ** (1 / 3)] * 3)
 
 
-def test_isotonic_is_monotone_and_pools_by_hand(make_result):
+def test_isotonic_is_monotone_and_pools_by_hand():
     # log2 s = 3, 1, 2, 0: decreasing fit pools the middle two to 1.5
     schedule = recommend_schedule(make_result([8.0, 2.0, 4.0, 1.0]), mode="isotonic")
     raw = [2**3, 2**1.5, 2**1.5, 1]
@@ -135,8 +136,8 @@ def test_isotonic_is_monotone_and_pools_by_hand(make_result):
     assert lambdas(schedule) == pytest.approx([x / mean for x in raw])
 
 
-def test_layers_that_are_not_ok(make_result, layer):
-    layers = [layer(f"b.{i}", i, 2.0**-i) for i in range(5)]
+def test_layers_that_are_not_ok():
+    layers = [make_layer(f"b.{i}", i, 2.0**-i) for i in range(5)]
     layers[2] = dataclasses.replace(
         layers[2], s=-1.0, status="non-positive", reason="saddle at b.2"
     )
@@ -151,7 +152,7 @@ def test_layers_that_are_not_ok(make_result, layer):
     assert "not in the power rule" in power.groups[4].reason
 
 
-def test_refused_kappa_is_uniform_with_the_reason(make_result):
+def test_refused_kappa_is_uniform_with_the_reason():
     result = make_result(
         [4.0, 3.0, 2.0, 1.0, 0.5], status="refused", kappa=None, reason="s of blocks.2 is 0"
     )
@@ -163,7 +164,7 @@ def test_refused_kappa_is_uniform_with_the_reason(make_result):
         assert schedule.regret_bound is None
 
 
-def test_head_stays_outside_unless_asked(make_result):
+def test_head_stays_outside_unless_asked():
     result = make_result([16.0, 8.0, 4.0, 2.0, 1.0], head=1e6)
     schedule = recommend_schedule(result, lam=3.0)
     assert schedule.gamma == pytest.approx(0.5)
@@ -175,7 +176,7 @@ def test_head_stays_outside_unless_asked(make_result):
     assert "outside" not in inside.groups[-1].reason
 
 
-def test_lambda_interval_holds_the_value(make_result):
+def test_lambda_interval_holds_the_value():
     s = np.exp(0.1 * np.random.default_rng(0).normal(size=10) - 0.2 * np.arange(10))
     for group in recommend_schedule(make_result(list(s)), lam=2.0).groups:
         assert group.lambda_low <= group.lambda_ <= group.lambda_high
@@ -186,7 +187,7 @@ def test_lambda_interval_holds_the_value(make_result):
     "options",
     [{"lam": 0.0}, {"lam": math.nan}, {"max_range": 0.5}, {"power": -1.0}, {"mode": "magic"}],
 )
-def test_bad_options(make_result, options):
+def test_bad_options(options):
     with pytest.raises(UsageError):
         recommend_schedule(make_result([3.0, 2.0, 1.0]), **options)
 
