@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from clcurv.errors import DataError, UsageError
-from clcurv.inputs.architecture import LoadedModel
 from clcurv.inputs.formats import open_source
 from clcurv.inputs.given import given_source
+from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.preprocess import (
     array_images,
     array_pipeline,
@@ -250,12 +250,13 @@ def _converter(source: Source, loaded: LoadedModel) -> tuple[_Convert, tuple[str
 
 
 def _first_readable(source: Source) -> Any:
+    first: DataError | None = None
     for row in range(source.length):
         try:
             return source.read(row)
-        except DataError:
-            continue
-    raise DataError(f"{source.name(0)}: none of {source.length} samples can be read")
+        except DataError as error:
+            first = first or error
+    raise DataError(f"none of {source.length} samples can be read: {first}") from first
 
 
 def _text(value: Any, name: str) -> Any:

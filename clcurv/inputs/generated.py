@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from clcurv.errors import DataError, NumericalError, UsageError
-from clcurv.inputs.architecture import LoadedModel
 from clcurv.inputs.dataset import Samples
+from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.preprocess import ImageSpec, image_spec
 from clcurv.inputs.sampling import sample_digest
 from clcurv.inputs.tokens import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _from_hugging_face(
         data,
         form="datasets",
         where="given data set",
-        folder=None,
+        folder=Path(),
         columns=columns,
         modality=modality,
         needs_labels=needs_labels,

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
 from clcurv.errors import DataError
-from clcurv.inputs.architecture import LoadedModel
+from clcurv.inputs.loaded import LoadedModel
 
 # Pillow registers over forty formats; the rest are rarely data and often attack surface.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from clcurv.errors import DataError, NumericalError
-from clcurv.inputs.architecture import LoadedModel
 from clcurv.inputs.dataset import Batch, Samples
+from clcurv.inputs.loaded import LoadedModel
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -166,8 +166,9 @@ def linear_probe(
             [_features(backbone, batch.inputs).double().cpu() for batch in batches]
         )
     fit = fit_ridge(features.numpy(), classes, width, ridge=ridge)
-    probe = _own_head(backbone, fit, batches[0], features[: len(batches[0])])
-    model, head = probe if probe is not None else _wrapped(backbone, fit)
+    with torch.random.fork_rng(devices=[]):  # new layers are initialised before being filled
+        probe = _own_head(backbone, fit, batches[0], features[: len(batches[0])])
+        model, head = probe if probe is not None else _wrapped(backbone, fit)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     note = (
@@ -177,6 +178,8 @@ def linear_probe(
         f"{fit.loo_accuracy:.1%} with each left out"
     )
     notes = [*loaded.notes, note]
+    if fit.loo_accuracy <= np.bincount(classes).max() / len(classes):
+        notes.append("the linear probe is no better than guessing the commonest class")
     if seen < width:
         notes.append(f"{width - seen} of the probe's {width} classes have no sample")
     return dataclasses.replace(

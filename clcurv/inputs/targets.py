@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clcurv.errors import DataError, MismatchError
-from clcurv.inputs.architecture import LoadedModel
 from clcurv.inputs.labels import Label, LabelMap, check_head, resolve_labels, resolve_stated
+from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.source import Source
 
 

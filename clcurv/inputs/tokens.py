@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clcurv.errors import DataError
-from clcurv.inputs.architecture import LoadedModel
+from clcurv.inputs.loaded import LoadedModel
 
 IGNORED = -100
 _MASKED_SHARE = 0.15
