@@ -102,7 +102,7 @@ def schedule_warnings(
             f"with {fit.n} layers the interval of γ covers {100 * fit.level:.0f} %, not 95 %"
         )
     if limited_by < 1:
-        span = math.exp(max(logs.values()) - min(logs.values()))
+        span = math.exp(min(max(logs.values()) - min(logs.values()), 700.0))  # stays finite
         notes.append(
             f"λ would span {span:.3g}×; exponents shrunk by {limited_by:.3g} "
             f"to keep it within {max_range:.3g}×"

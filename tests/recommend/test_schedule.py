@@ -228,3 +228,9 @@ def test_normalised_limited_and_finite_for_any_profile(log_s, data, mode, lam):
     assert weighted_mean(scales, numel) == pytest.approx(1.0)
     products = [v * s for v, s in zip(values, scales, strict=True)]
     assert products == pytest.approx([products[0]] * len(products))
+
+
+def test_extreme_spread_stays_finite():
+    schedule = recommend_schedule(make_result([1e-300, 1.0, 1e300]))
+    assert schedule.range == pytest.approx(10)
+    assert all(math.isfinite(x) for x in (schedule.gamma, schedule.gamma_high, *lambdas(schedule)))
