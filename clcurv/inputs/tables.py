@@ -98,7 +98,7 @@ def table_source(
     *,
     form: str,
     where: str,
-    folder: Path | None,
+    folder: Path,
     columns: Columns | None,
     modality: str,
     needs_labels: bool,
@@ -110,7 +110,7 @@ def table_source(
         table: The data set, any format set on it is undone.
         form: Name of the format for the report.
         where: What to call it in messages.
-        folder: Where relative image paths start; None refuses paths.
+        folder: Where relative image paths start.
         columns: As in `open_source`.
         modality: What the model eats.
         needs_labels: Whether a missing label column is an error.
@@ -361,7 +361,7 @@ def _labels(table: Any, name: str) -> tuple[list[Any], tuple[str, ...] | None]:
     return values, tuple(stated) if stated else None
 
 
-def _cell(cells: Sequence[Any], kind: Kind, folder: Path | None, name: str) -> Any:
+def _cell(cells: Sequence[Any], kind: Kind, folder: Path, name: str) -> Any:
     if kind == "text":
         if any(not isinstance(cell, str) for cell in cells):
             raise DataError(f"{name}: the text is missing")
@@ -376,7 +376,7 @@ def _cell(cells: Sequence[Any], kind: Kind, folder: Path | None, name: str) -> A
     if isinstance(cell, bytes):
         return cell
     if isinstance(cell, str):
-        if "://" in cell or folder is None:
+        if "://" in cell:
             raise DataError(f"{name}: the image is a link ({cell}); nothing is downloaded")
         return folder / cell
     return np.asarray(cell)

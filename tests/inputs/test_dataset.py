@@ -78,7 +78,9 @@ def test_splits_reassemble_to_the_whole() -> None:
         assert torch.equal(torch.cat(parts), x)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.randoms())
 def test_any_order_of_files_gives_the_same_sample(tmp_path: Path, random: Any) -> None:
     folder = image_folder(tmp_path / "images", {"a": 5, "b": 5})
@@ -296,23 +298,26 @@ def test_saved_folders_cannot_point_outside(tmp_path: Path, bert_model: LoadedMo
 
 def test_tables_leave_nothing_behind_and_need_no_network(tmp_path: Path) -> None:
     """In a fresh process, with a home of its own and without sockets."""
-    write_texts(tmp_path, "csv", ROWS)
     (tmp_path / "home").mkdir()
+    for number in range(10):
+        picture(number).save(tmp_path / f"{number}.png")
+    lines = [f"{number}.png,{number % 2}" for number in range(10)]
+    (tmp_path / "data.csv").write_text("\n".join(["image,label", *lines]))
     code = (
         "import socket, sys\n"
         "def refuse(*a, **k): raise RuntimeError('network')\n"
         "socket.socket.connect = refuse\n"
-        "from pathlib import Path\n"
-        "from datamakers import bert\n"
+        "from datamakers import image_model\n"
         "from clcurv.inputs.dataset import load_samples\n"
-        "print(len(load_samples('data.csv', bert('classification', Path('tok')))))\n"
+        "print(len(load_samples('data.csv', image_model(preprocess={}))))\n"
     )
     paths = os.pathsep.join([str(Path.cwd()), str(Path.cwd() / "tests")])
-    env = {"HOME": "home", "TMPDIR": "home", "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
+    home = str(tmp_path / "home")
+    env = {"HOME": home, "TMPDIR": home, "PYTHONPATH": paths}
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**env, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "home")},
+        env=env,
         capture_output=True,
         text=True,
         check=False,
