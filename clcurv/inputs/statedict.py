@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clcurv.errors import InputError, NotWeightsError
+from clcurv.inputs.fingerprints import is_head, is_pretraining
 
 # In order of preference.
 _PLAIN_KEYS = (
@@ -220,8 +221,13 @@ def _next_prefix(numels: Mapping[str, int]) -> str | None:
     for word in _PREFIXES:
         share = total.get(word, 0)
         base = own if not _is_copy(word) else sum(total.values())
-        if share and share * 5 >= base * 2:
-            return f"{word}."
+        if not share or share * 5 < base * 2:
+            continue
+        # Not every encoder is a wrapper: torchvision's vision transformers have one inside.
+        others = (name for name in numels if not name.startswith("encoder."))
+        if word == "encoder" and not all(is_head(n) or is_pretraining(n) for n in others):
+            continue
+        return f"{word}."
     return None
 
 
@@ -235,14 +241,14 @@ def _holds_tensors(value: Any) -> bool:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """Plain Python values only: numbers, strings, lists, dicts; the rest becomes None."""
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth + 1)
     if value is None or isinstance(value, bool | int | float | str):
         return value[:10_000] if isinstance(value, str) else value
     if depth > 8:
         return None
     if isinstance(value, Tensor):
         return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
-    if isinstance(value, np.generic):
-        return plain(value.item(), depth + 1)
     if isinstance(value, np.ndarray):
         return plain(value.tolist(), depth + 1) if value.size <= 1000 else None
     if isinstance(value, argparse.Namespace):

@@ -35,6 +35,14 @@ _DANGEROUS_BUILTINS = frozenset(
 )
 
 
+def _plain_dict(_factory: object = None) -> dict[Any, Any]:
+    return {}
+
+
+def _plain_list(items: object = (), _maxlen: object = None) -> list[Any]:
+    return list(items) if isinstance(items, list | tuple) else []
+
+
 def _safe_globals() -> list[Any]:
     """What timm and Lightning training files hold besides tensors, and nothing else.
 
@@ -44,8 +52,9 @@ def _safe_globals() -> list[Any]:
     dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdFD"}
     allowed: list[Any] = [
         argparse.Namespace,
-        collections.defaultdict,
-        collections.deque,
+        # torch's unpickler fills plain dicts and lists only, so these are read as such.
+        (_plain_dict, "collections.defaultdict"),
+        (_plain_list, "collections.deque"),
         list,
         dict,
         int,

@@ -1,0 +1,88 @@
+"""In which order a model's modules first run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clcurv.inputs.dataset import Batch
+
+NEVER = float("inf")
+
+
+def execution_order(model: nn.Module, batch: Batch) -> Callable[[str], float]:
+    """Run the model once, without gradients; return parameter name -> when its owner ran.
+
+    A module whose weights are used by its parent's forward (``nn.MultiheadAttention``
+    and its ``out_proj``) never runs itself; it counts as run when its nearest running
+    ancestor below the root did. The model comes back as it was.
+
+    Args:
+        model: Any module.
+        batch: At most two of its samples are used.
+
+    Returns:
+        A function that gives `NEVER` for parameters of modules that did not run.
+    """
+    ran: dict[str, float] = {}
+    modes = {module: module.training for module in model.modules()}
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(_recorder(name, ran)))
+        model.eval()
+        with torch.no_grad(), _plain_attention():
+            _call(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+
+    def order(param: str) -> float:
+        path = param.rpartition(".")[0]
+        if not path:
+            return ran.get("", NEVER)
+        while path:
+            if path in ran:
+                return ran[path]
+            path = path.rpartition(".")[0]
+        return NEVER
+
+    return order
+
+
+def _recorder(name: str, ran: dict[str, float]) -> Callable[..., None]:
+    def record(*_: Any) -> None:
+        ran.setdefault(name, float(len(ran)))
+
+    return record
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without the fused encoder path, which skips the submodules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _call(model: nn.Module, batch: Batch) -> None:
+    first = next(model.parameters())
+    if isinstance(batch.inputs, Tensor):
+        model(_moved(batch.inputs[:2], first))
+    else:
+        model(**{key: _moved(value[:2], first) for key, value in batch.inputs.items()})
+
+
+def _moved(tensor: Tensor, like: Tensor) -> Tensor:
+    """To the model's device, and to its precision if it is a float tensor."""
+    dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(device=like.device, dtype=dtype)
