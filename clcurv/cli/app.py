@@ -77,25 +77,27 @@ def run(arguments: Sequence[str]) -> int:
     messages = Messages()
     try:
         return _run(arguments)
-    except ClcurvError as error:
-        if debug:
-            traceback.print_exc()
-        messages.error(str(error), hint=error.hint)
-        return error.exit_code
     except KeyboardInterrupt:
         messages.error("interrupted")
         return 130
-    except MemoryError:
-        messages.error("out of memory", hint="lower --batch-size or --memory")
-        return ResourceError.exit_code
-    except Exception as error:  # a fault of ours: one line, never a verdict's exit code
+    except Exception as error:
         if debug:
             traceback.print_exc()
-        messages.error(
-            f"unexpected {type(error).__name__}: {error}",
-            hint="run again with --debug and report the traceback; this is a fault of clcurv",
-        )
-        return 1
+        known = _as_ours(error)
+        messages.error(str(known), hint=known.hint)
+        return known.exit_code
+
+
+def _as_ours(error: Exception) -> ClcurvError:
+    """Anything else than our own errors is a fault of ours: never a verdict's exit code."""
+    if isinstance(error, ClcurvError):
+        return error
+    if isinstance(error, MemoryError):
+        return ResourceError("out of memory", hint="lower --batch-size or --memory")
+    return ClcurvError(
+        f"unexpected {type(error).__name__}: {error}",
+        hint="run again with --debug and report the traceback; this is a fault of clcurv",
+    )
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -110,6 +112,7 @@ def _usage_error(error: Exception) -> UsageError:
     """The parser's complaint in our form: one line, and one thing to try."""
     close = getattr(error, "possibilities", None)
     message = error.message if close else error.format_message()  # type: ignore[attr-defined]
+    message = message.replace("Value error, ", "")
     ctx = getattr(error, "ctx", None)
     command = ctx.command_path if ctx is not None else "clcurv"
     return UsageError(

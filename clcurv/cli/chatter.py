@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 
 from clcurv.cli.messages import Messages
 
@@ -60,10 +61,22 @@ def quiet_libraries(messages: Messages) -> Iterator[None]:
         stack.enter_context(redirect_stderr(_Forward(messages)))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default" if verbose else "ignore")
+        warnings.showwarning = _to_stderr  # sys.stderr is ours now; a host's recorder is not
         if not verbose:
             stack.callback(logging.disable, logging.root.manager.disable)
             logging.disable(logging.CRITICAL)
         yield
+
+
+def _to_stderr(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"{category.__name__}: {message} ({filename}:{lineno})", file=file or sys.stderr)
 
 
 @contextmanager

@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
 from clcurv.cli.chatter import quiet_libraries
 from clcurv.cli.messages import Messages
-from clcurv.errors import ClcurvError, ResourceError, UsageError
+from clcurv.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
-    from clcurv.report.gate import Gate
-
     from clcurv.report.document import KappaDocument
+    from clcurv.report.gate import Gate
 
 DELIVERY_OPTIONS = (
     "output_format",
@@ -49,7 +48,7 @@ class Delivery:
         plot: Figure to write.
         gates: Parsed ``--fail-on`` expressions.
         baseline: The earlier report.
-        regression: Allowed rise over the baseline, as given.
+        regression: Allowed rise over the baseline, as a fraction.
         inconclusive: ``fail`` | ``pass``.
         allow_generated: Gates may judge generated data.
         exit_zero: Verdicts do not reach the exit code.
@@ -61,8 +60,8 @@ class Delivery:
     plot: Path | None
     gates: tuple[Gate, ...]
     baseline: KappaDocument | None
-    regression: str | None
-    inconclusive: str
+    regression: float | None
+    inconclusive: Literal["fail", "pass"]
     allow_generated: bool
     exit_zero: bool
 
@@ -143,26 +142,26 @@ class Delivery:
             0, or the verdict's exit code.
 
         Raises:
-            ClcurvError: The first thing that could not be written or judged; what could be
-                delivered has been by then.
+            Exception: The first thing that could not be written or judged; what could be
+                delivered has been by then: the measurement may have taken hours.
         """
-        faults: list[ClcurvError] = []
+        faults: list[Exception] = []
         exit_code = 0
         if self.gates or self.baseline is not None:
             try:
                 document, exit_code = self._judge(document)
-            except ClcurvError as error:
+            except Exception as error:
                 faults.append(error)
-        for write in (self._write_output, self._write_plot, self._show):
+        for write in (self._write_output, self._show, self._write_plot):
             try:
                 write(document)
-            except ClcurvError as error:
+            except Exception as error:
                 faults.append(error)
         if not sys.stdout.isatty():  # a terminal has just shown them
             self._tell(document)
         if faults:
             for later in faults[1:]:
-                self.messages.error(str(later), hint=later.hint)
+                self.messages.error(str(later), hint=getattr(later, "hint", None))
             raise faults[0]
         return 0 if self.exit_zero else exit_code
 

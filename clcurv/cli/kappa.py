@@ -68,7 +68,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: Anything else, or less than one byte.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d*)?(?:e\d\d?)?)\s*([kmgt]?i?)b?\s*", text.lower())
     unit = (_UNITS | _BINARY_UNITS).get(match[2]) if match else None
     if match is None or unit is None or (size := int(float(match[1]) * unit)) < 1:
         raise UsageError(f"--memory {text}: not a size", hint="write it like 4GB or 512MiB")
