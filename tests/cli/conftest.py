@@ -156,7 +156,8 @@ def clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "100")
     # Subprocesses start in the empty folder and must find this package, installed or not.
-    monkeypatch.setenv("PYTHONPATH", str(Path(run.__code__.co_filename).parents[2]))
+    root = str(Path(run.__code__.co_filename).parents[2])
+    monkeypatch.setenv("PYTHONPATH", root, prepend=os.pathsep)
     yield
     os.environ.clear()
     os.environ.update(before)
