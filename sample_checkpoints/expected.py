@@ -1,7 +1,7 @@
 """Measures the sample checkpoints and writes the numbers to expect.
 
-    python sample_checkpoints/expected.py            # refreshes README.md and expected.json
-    python sample_checkpoints/expected.py --check    # compares with expected.json, exit 1 on a difference
+    python sample_checkpoints/expected.py            # writes README.md and expected.json
+    python sample_checkpoints/expected.py --check    # compares, exit 1 on a difference
 
 Each sample goes through the command line with its default options, as a user runs it.
 """
