@@ -96,7 +96,9 @@ def read_torch(path: Path, kind: Kind, *, max_bytes: int) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_safe_globals()):
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Given a path, torch would choose its reader by the suffix.
+            with path.open("rb") as stream:
+                return torch.load(stream, map_location="cpu", weights_only=True)
     except ClcurvError:
         raise
     except MemoryError as error:
