@@ -197,7 +197,7 @@ def _layers(
         _, members = item
         return (
             all(name in heads for name in members),
-            group_order(members, order),
+            _group_order(members, order),
             min(rank[name] for name in members),
         )
 
@@ -213,7 +213,7 @@ def _layers(
     ]
 
 
-def group_order(members: Sequence[str], order: Callable[[str], float]) -> float:
+def _group_order(members: Sequence[str], order: Callable[[str], float]) -> float:
     """When a group first runs.
 
     Parameters held by the model itself (a class token) only tell that the model ran,
