@@ -260,6 +260,8 @@ def _why_uniform(
         return "asked for"
     if result.status != "ok":
         return f"κ was refused ({result.reason})"
+    if fit is None and len(usable) >= MIN_LAYERS:
+        return "all layers have one depth"
     if fit is None:
         return f"only {len(usable)} of {MIN_LAYERS} layers that a trend needs could be measured"
     if mode != "geometric":

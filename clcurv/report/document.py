@@ -146,6 +146,10 @@ class ScheduleInfo(_Model):
     regret_measured: float | None = None
     advice: str
     normalisation: str
+    convention: str = (
+        "gamma = lambda[l+1]/lambda[l], from shallow to deep; direction early: lambda larger in "
+        "early layers (gamma < 1), late: in late layers (gamma > 1), flat: undecided"
+    )
 
 
 class Defaults(_Model):

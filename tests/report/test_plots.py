@@ -44,7 +44,7 @@ def test_no_global_figure_state(tmp_path):
 
 
 def test_hostile_names_are_drawn_as_text(tmp_path):
-    names = ["$\\frac{", "a\x1b[31m", "漢字", "x\ny", "$x$"]
+    names = ["$\\frac{", "a\x1b[31m", "漢字", "x\ny", "$\\frac{$"]
     layers = [make_layer(n, i, 2.0 - 0.1 * i) for i, n in enumerate(names)]
     plot_kappa(make_document(layers=layers), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -43,10 +43,8 @@ def test_exact_names_win_over_any_prefix():
 
 
 def test_strangers_do_not_match():
-    assert (
-        pair_names(NAMES, ["a.weight", "b.weight", "c.bias"]).to_model == {}
-        or len(pair_names(NAMES, ["a.weight", "b.weight", "c.bias"]).to_model) <= 1
-    )
+    # a tail that is only "weight" brings one name together at most
+    assert len(pair_names(NAMES, ["a.weight", "b.weight", "c.bias"]).to_model) <= 1
 
 
 parts = st.lists(st.sampled_from(["a", "b", "1", "10", "weight"]), min_size=1, max_size=4)

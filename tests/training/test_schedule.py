@@ -127,18 +127,21 @@ def test_block_one_never_takes_block_ten(report, net):
     }
 
 
-def test_tied_weights_once_under_either_name(make_report):
+@pytest.mark.parametrize("tied_names", [("embed.weight",), ()])
+def test_tied_weights_once_under_either_name(make_report, tied_names):
     model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "body": nn.Linear(4, 4)})
     model["out"] = nn.Linear(4, 5, bias=False)
     model["out"].weight = model["embed"].weight
     report = make_report(model, ["embed", "body"], head=())
     first = report.groups[0].model_copy(
-        update={"param_names": ("out.weight",), "tied_names": ("embed.weight",)}
+        update={"param_names": ("out.weight",), "tied_names": tied_names}
     )
     report = report.model_copy(update={"groups": (first, *report.groups[1:])})
     groups = load_schedule(report).param_groups(model, lr=0.1)
     assert [len(g["params"]) for g in groups] == [1, 2]
-    assert load_schedule(report).lambda_of("embed.weight") == first.lambda_
+    assert groups[0]["name"] == "embed"
+    if tied_names:
+        assert load_schedule(report).lambda_of("embed.weight") == first.lambda_
 
 
 def test_another_model_is_refused(report):
