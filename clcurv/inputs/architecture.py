@@ -82,27 +82,27 @@ def load_model(
         return replace(loaded, notes=(*weights.notes, *loaded.notes))
     if weights.format == "timm-folder":
         return assemble_as(f"timm:{(weights.config or {})['architecture']}", "config")
-    failed: list[str] = []
+    failed: dict[str, ArchitectureError | MismatchError] = {}
     for name in _named_in(weights.metadata):
         try:
             return assemble_as(name, "metadata")
         except (ArchitectureError, MismatchError) as error:
-            if num_classes is not None and "classes were asked for" in str(error):
-                raise
-            failed.append(f"the metadata names {name}, which does not fit")
+            failed[name] = error
     found = _by_fingerprint(weights)
     if not found:
-        said = f" ({'; '.join(failed)})" if failed else ""
+        if failed:
+            raise next(iter(failed.values()))
         first = ", ".join(list(weights.tensors)[:3])
         raise ArchitectureError(
             f"{weights.path}: no timm or torchvision model has exactly these "
-            f"{len(weights.tensors)} tensors ({first}, ...){said}",
+            f"{len(weights.tensors)} tensors ({first}, ...)",
             hint="name the model with --arch NAME, or your own with --arch package.module:factory",
         )
     loaded = candidates.decide(
         found, lambda name: assemble_as(name, "fingerprint"), weights.path, labelled=labelled
     )
-    return replace(loaded, notes=(*loaded.notes, *failed))
+    ignored = (f"the metadata names {name}, which does not fit" for name in failed)
+    return replace(loaded, notes=(*loaded.notes, *ignored))
 
 
 def _by_fingerprint(weights: Weights) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -39,9 +39,8 @@ def decide(
     """
     ordered = sorted(names, key=lambda name: (not name.startswith("timm:"), len(name), name))
     best: LoadedModel | None = None
-    best_loss = float("inf")
-    kinds: list[tuple[str, Tensor, LoadedModel | None]] = []
-    losses: dict[str, float] = {}
+    best_kind: _Kind | None = None
+    kinds: list[_Kind] = []
     error: MismatchError | None = None
     for name in ordered:
         try:
@@ -50,31 +49,33 @@ def decide(
             error = misfit
             continue
         output = _probe(loaded)
-        twin = next((k for k, out, other in kinds if _same(loaded, output, other, out)), None)
-        if twin is not None:
-            continue
-        # Only the preprocessing of losers is still needed.
-        kinds.append((name, output, replace(loaded, model=torch.nn.Identity())))
-        if labelled is None:
-            best = best or loaded
+        kind = next((k for k in kinds if _same(loaded, output, k)), None)
+        if kind is None:
+            loss = labelled(loaded) if labelled is not None else 0.0
+            kind = _Kind(name, output, dict(loaded.preprocess), len(loaded.notes), loss)
+            kinds.append(kind)
+            better = best_kind is None or loss < best_kind.loss - _SAME_LOSS
         else:
-            losses[name] = labelled(loaded)
-            if best is None or losses[name] < best_loss - _SAME_LOSS:
-                best, best_loss = loaded, losses[name]
+            # The same function with less adapting is the better name for it.
+            better = kind is best_kind and len(loaded.notes) < kind.notes
+            kind.notes = min(kind.notes, len(loaded.notes))
+        if better:
+            best, best_kind = loaded, kind
     if best is None:
         raise error or ArchitectureError(f"{path}: no candidate can be built")
     others = tuple(name for name in ordered if name != best.arch)
     if len(kinds) == 1:
         return replace(best, candidates=others)
     if labelled is None:
-        listed = ", ".join(name.removeprefix("timm:") for name, _, _ in kinds)
+        listed = ", ".join(kind.name.removeprefix("timm:") for kind in kinds)
         raise ArchitectureError(
             f"{path}: these weights fit several models that differ in function or preprocessing: "
             f"{listed}",
-            hint=f"choose with --arch {kinds[0][0].removeprefix('timm:')} (or another), or give "
+            hint=f"choose with --arch {kinds[0].name.removeprefix('timm:')} (or another), or give "
             "labelled data",
         )
-    told = ", ".join(f"{name} {loss:.4g}" for name, loss in sorted(losses.items(), key=_second))
+    ranked = sorted(kinds, key=lambda kind: kind.loss)
+    told = ", ".join(f"{kind.name} {kind.loss:.4g}" for kind in ranked)
     return replace(
         best,
         arch_source="loss",
@@ -83,30 +84,38 @@ def decide(
     )
 
 
-def _second(item: tuple[str, float]) -> float:
-    return item[1]
+@dataclass
+class _Kind:
+    """Candidates that are one model: the first one's name, what it computes, its loss."""
+
+    name: str
+    output: Tensor
+    preprocess: dict[str, object]
+    notes: int
+    loss: float
 
 
 def _probe(loaded: LoadedModel) -> Tensor:
-    """Outputs on two fixed random images."""
-    size = loaded.preprocess.get("input_size", (3, 64, 64))
-    images = torch.randn(2, *size, generator=torch.Generator().manual_seed(0))
+    """Outputs on two fixed random images, small ones where the model takes them."""
+    channels, height, width = loaded.preprocess.get("input_size", (3, 224, 224))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, channels, height, width, generator=generator)
     with torch.no_grad():
-        output: Tensor = loaded.model(images)
+        try:
+            output: Tensor = loaded.model(images[:, :, :96, :96])
+        except (RuntimeError, AssertionError, ValueError):
+            output = loaded.model(images)
     return output
 
 
-def _same(
-    loaded: LoadedModel, output: Tensor, other: LoadedModel | None, other_output: Tensor
-) -> bool:
-    if other is None or output.shape != other_output.shape:
+def _same(loaded: LoadedModel, output: Tensor, kind: _Kind) -> bool:
+    if output.shape != kind.output.shape:
         return False
-    mine, theirs = loaded.preprocess, other.preprocess
     # torchvision's reference weights resize otherwise than timm's, for the same network.
     keys = ["input_size", "mean", "std"]
-    if loaded.arch.split(":")[0] == other.arch.split(":")[0]:
+    if loaded.arch.split(":")[0] == kind.name.split(":")[0]:
         keys += ["crop_pct", "interpolation"]
-    if any(mine.get(key) != theirs.get(key) for key in keys):
+    if any(loaded.preprocess.get(key) != kind.preprocess.get(key) for key in keys):
         return False
-    scale = float(other_output.abs().max())
-    return bool((output - other_output).abs().max() <= 1e-4 * max(scale, 1e-12))
+    scale = float(kind.output.abs().max())
+    return bool((output - kind.output).abs().max() <= 1e-4 * max(scale, 1e-12))
