@@ -57,11 +57,16 @@ def load_model(
         ArchitectureError: No architecture, or several, fit.
         MismatchError: The weights do not fit the architecture.
         NumericalError: NaN or infinite weights.
-        UsageError: `match_by_order` without `arch`.
+        UsageError: `match_by_order` without `arch`, or on a file that keeps no order.
     """
     weights = source if isinstance(source, Weights) else load_weights(source, key=key)
     if match_by_order and arch is None:
         raise UsageError("--match-by-order needs --arch", hint="add --arch NAME")
+    if match_by_order and weights.format != "torch":
+        raise UsageError(
+            f"{weights.path}: safetensors files do not keep the order of their tensors",
+            hint="--match-by-order needs a torch file",
+        )
 
     def assemble_as(name: str, origin: str) -> LoadedModel:
         return _assemble(

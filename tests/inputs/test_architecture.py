@@ -268,6 +268,9 @@ def test_matching_by_order(tmp_path: Path) -> None:
     assert loaded.num_classes == 3
     assert any("by order" in note for note in loaded.notes)
     assert_same_function(loaded, model)
+    save_file(kept, tmp_path / "x.safetensors")
+    with pytest.raises(UsageError, match="do not keep the order"):
+        load_model(tmp_path / "x.safetensors", arch="test_resnet", match_by_order=True)
     del kept["tensor0"]
     with pytest.raises(MismatchError, match="by order"):
         load_model(save(tmp_path, kept), arch="test_resnet", match_by_order=True)
