@@ -109,7 +109,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add(real)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield directory, sorted(name for name in files if not name.startswith("."))
+        yield directory, [name for name in files if not name.startswith(".")]
 
 
 def _holds_image(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from clcurv.inputs.preprocess import (
     array_pipeline,
     image_pipeline,
     image_spec,
+    load_image_processor,
     open_image,
 )
 from clcurv.inputs.tokens import (
@@ -214,14 +216,16 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_no_code_of_the_checkpoint_runs(tmp_path: Path) -> None:
-    model = bert("classification", tmp_path / "tokenizer")
-    folder = tmp_path / "tokenizer"
-    marker = tmp_path / "ran"
+    folder, marker = save_tokenizer(tmp_path / "folder"), tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: pass\n")
-    config = '{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}, "tokenizer_class": "Evil"}'
-    (folder / "tokenizer_config.json").write_text(config)
-    with pytest.raises(DataError, match="cannot be loaded"):
-        encode_text(["a"], model)
+    entry = {"AutoTokenizer": ["evil.Evil", None], "AutoImageProcessor": "evil.Evil"}
+    for name, kind in (("tokenizer", "tokenizer_class"), ("preprocessor", "image_processor_type")):
+        config = {"auto_map": entry, kind: "Evil"}
+        (folder / f"{name}_config.json").write_text(json.dumps(config))
+    model = image_model(preprocess={"tokenizer": str(folder), "image_processor": str(folder)})
+    for read in (lambda: encode_text(["a"], model), lambda: load_image_processor(model)):
+        with pytest.raises(DataError, match="cannot be loaded"):
+            read()
     assert not marker.exists()
 
 
