@@ -101,7 +101,7 @@ def _array_name(
             return str(wanted)
         raise DataError(
             f"{path}: no array {wanted!r} (there are: {', '.join(arrays)})",
-            hint="name the arrays with --columns",
+            hint="name the arrays with --image-column and --label-column",
         )
     by_lower = {name.lower(): name for name in arrays}
     first = [f"{usual[0]}_{spelling}" for spelling in SPLITS.get(split or "", (split,))]
@@ -112,7 +112,7 @@ def _array_name(
         return None
     raise DataError(
         f"{path}: no array that looks like the {needed_as} (there are: {', '.join(arrays)})",
-        hint="save them as x and y, or name them with --columns",
+        hint="save them as x and y, or name them with --image-column, --label-column",
     )
 
 

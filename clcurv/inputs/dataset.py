@@ -230,7 +230,7 @@ def _converter(source: Source, loaded: LoadedModel) -> tuple[_Convert, tuple[str
     if source.kind != "prepared" and loaded.modality not in takes[source.kind]:
         raise DataError(
             f"the data holds {source.kind}s, the model {loaded.arch} takes {loaded.modality}s",
-            hint="check --data, or name the columns with --columns",
+            hint="check --data, or name the columns (--image-column, --text-column)",
         )
     if source.kind == "text":
         return _text, ()

@@ -67,7 +67,7 @@ def resolve_labels(
     """
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
     if not distinct:
-        raise DataError("the data set has no labels", hint="name the label column with --columns")
+        raise DataError("the data set has no labels", hint="name the column with --label-column")
     if label_map is not None:
         return _by_user(distinct, label_map)
     if all(isinstance(label, int) for label in distinct):

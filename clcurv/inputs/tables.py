@@ -304,7 +304,7 @@ def _label_column(
         return None
     raise DataError(
         f"{where}: no label column among {', '.join(names)}",
-        hint="name it with --columns label=NAME",
+        hint="name it with --label-column NAME",
     )
 
 
@@ -338,7 +338,9 @@ def _input_columns(
     raise DataError(
         f"{where}: which column holds the {modality} cannot be told among "
         f"{', '.join(table.column_names)}",
-        hint=f"name it with --columns {modality}=NAME",
+        hint="call the column input_ids, x or features"
+        if modality == "array"
+        else f"name it with --{modality}-column NAME",
     )
 
 
@@ -347,7 +349,7 @@ def _present(name: str, names: Sequence[str], where: str) -> str:
         return name
     raise DataError(
         f"{where}: no column {name!r} (there are: {', '.join(names)})",
-        hint="name the columns with --columns",
+        hint="name the columns with --image-column, --text-column, --label-column",
     )
 
 

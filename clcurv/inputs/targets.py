@@ -51,7 +51,7 @@ def read_targets(
         MismatchError: Labels outside the head, or targets of another width.
     """
     if source.labels is None:
-        raise DataError("the data set has no labels", hint="name them with --columns label=NAME")
+        raise DataError("the data set has no labels", hint="name them with --label-column NAME")
     values = list(source.labels)
     missing = tuple(row for row, value in enumerate(values) if _is_missing(value))
     if missing and (not skip_bad or len(missing) == len(values)):
@@ -147,7 +147,7 @@ def _real_targets(values: Sequence[Any], width: int | None, missing: frozenset[i
     if width is not None and array.shape[1] != width:
         raise MismatchError(
             f"targets with {array.shape[1]} values for a model with {width} outputs",
-            hint="name the target column with --columns label=NAME",
+            hint="name the target column with --label-column NAME",
         )
     targets = torch.zeros(len(values), array.shape[1])
     rows = [row for row in range(len(values)) if row not in missing]
