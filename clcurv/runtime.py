@@ -78,3 +78,16 @@ def _replace(target: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def free_bytes(device: str = "cpu") -> int:
+    """Memory that can still be had: of the GPU named, or of this machine."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

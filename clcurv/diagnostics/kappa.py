@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["ok", "unconverged", "unused", "non-positive", "below-resolution"]
+KappaStatus = Literal["ok", "refused"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class KappaResult:
     kappa_low: float | None
     kappa_high: float | None
     p90_p10: float | None
-    status: Literal["ok", "refused"]
+    status: KappaStatus
     reason: str
     include_head: bool
     mean_loss: float

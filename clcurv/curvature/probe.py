@@ -1,0 +1,168 @@
+"""One small trial before the run: does every product exist, repeat, and come out symmetric?
+
+Also what the run will cost: bytes of a graph a sample, and floating-point operations of a
+gradient, a graph and every layer's product, so that work can be told in gradients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from clcurv.curvature.objective import Objective
+from clcurv.curvature.operators import BuildGraph, LayerParams, gradients_by_layer, out_of_memory
+from clcurv.errors import ArchitectureError, NumericalError, ResourceError
+from clcurv.inputs.dataset import Batch
+
+PROBE_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the trial told.
+
+    Attributes:
+        unused: Layers whose parameters the loss does not depend on.
+        noise: Layer -> |uᵀHw − wᵀHu| for random unit u, w: the size of rounding.
+        bytes_per_sample: Memory of one sample's graph.
+        gradient_flops, graph_flops: Of one plain gradient and one kept graph, a sample.
+        product_flops: Layer -> of one product, a sample.
+    """
+
+    unused: frozenset[str]
+    noise: dict[str, float]
+    bytes_per_sample: int
+    gradient_flops: float
+    graph_flops: float
+    product_flops: dict[str, float]
+
+
+def probe(
+    build: BuildGraph,
+    model: nn.Module,
+    layers: LayerParams,
+    batch: Batch,
+    objective: Objective,
+    *,
+    seed: int = 0,
+) -> Probe:
+    """Tries every layer's product on a few samples.
+
+    Raises:
+        ArchitectureError: An operation of the model has no second derivative.
+        NumericalError: The loss does not repeat, does not depend on any parameter, or is not
+            finite.
+        ResourceError: Out of memory already here.
+    """
+    try:
+        return _probe(build, model, layers, batch, objective, seed)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise ResourceError(f"out of memory with {len(batch)} samples") from error
+        text = str(error)
+        if "derivative" in text or "double backward" in text or "create_graph" in text:
+            raise ArchitectureError(
+                f"no second derivative through {_operation(text)}",
+                hint="build the model without fused or custom kernels for it",
+            ) from error
+        raise
+
+
+def _probe(
+    build: BuildGraph,
+    model: nn.Module,
+    layers: LayerParams,
+    batch: Batch,
+    objective: Objective,
+    seed: int,
+) -> Probe:
+    generator = torch.Generator().manual_seed(seed)
+    with FlopCounterMode(display=False) as counter:
+        loss = objective.loss_sum(model, batch)
+        if loss.requires_grad:
+            flat = [p for params in layers.values() for p in params]
+            torch.autograd.grad(loss, flat, allow_unused=True)
+    gradient_flops = counter.get_total_flops()
+    sizes: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def weigh(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t),
+    ):
+        graph = build(model, batch, objective, layers)
+    graph_flops = counter.get_total_flops()
+    unused = frozenset(
+        name
+        for name, grads in gradients_by_layer(objective.loss_sum(model, batch), layers).items()
+        if all(g is None for g in grads)
+    )
+    if len(unused) == len(layers):
+        raise NumericalError(
+            "the loss does not depend on any of the parameters asked for",
+            hint="check --loss and --layers",
+        )
+    noise, product_flops = {}, {}
+    for name, params in layers.items():
+        u, w = (_unit(params, generator) for _ in range(2))
+        with FlopCounterMode(display=False) as counter:
+            hu = graph.product(name, u)
+        product_flops[name] = counter.get_total_flops() / len(batch)
+        hw, again = graph.product(name, w), graph.product(name, u)
+        # |a - b|² without a second copy of either
+        apart = _dot(hu, hu) - 2 * _dot(hu, again) + _dot(again, again)
+        if apart > 1e-5 * _dot(hu, hu):
+            raise NumericalError(
+                f"two identical curvature products of layer {name} differ: the loss is not "
+                "deterministic",
+                hint="look for dropout or sampling applied by hand in the model's forward",
+            )
+        n = max(1, objective.terms(batch.targets))
+        noise[name] = abs(_dot(w, hu) - _dot(u, hw)) / n
+    fresh = objective.loss_sum(model, batch)
+    if abs(float(fresh) - float(loss)) > 1e-4 * abs(float(loss)):
+        raise NumericalError(
+            f"the loss is not deterministic: {float(loss):.6g}, then {float(fresh):.6g} on the "
+            "same samples in eval mode",
+            hint="look for dropout or sampling applied by hand in the model's forward",
+        )
+    return Probe(
+        unused=unused,
+        noise=noise,
+        bytes_per_sample=max(1, sum(sizes.values()) // len(batch)),
+        gradient_flops=max(1.0, gradient_flops / len(batch)),
+        graph_flops=graph_flops / len(batch),
+        product_flops=product_flops,
+    )
+
+
+def _unit(params: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+    v = [torch.randn(p.shape, generator=generator).to(p) for p in params]
+    length = sum(float(a.double().square().sum()) for a in v) ** 0.5
+    return [a / length for a in v]
+
+
+def _dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+    return sum(
+        float((x.double() * y.double()).sum())
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None
+    )
+
+
+def _operation(text: str) -> str:
+    found = re.search(r"derivative for '?([\w:]+)'?", text) or re.search(
+        r"([\w:]+) (?:is|was)", text
+    )
+    return found[1] if found else "an operation of this model"
