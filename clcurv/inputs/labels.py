@@ -140,7 +140,7 @@ def check_head(ids: Sequence[int], *, num_classes: int | None, names: Mapping[in
         f"label {label} lies outside the classes{head} ({total} of {len(ids)} samples{also})",
         hint="-1 usually marks unlabelled rows: use a labelled split (--split)"
         if worst < 0
-        else "give --classes or a checkpoint with another head, or renumber with --label-map",
+        else "the data and the checkpoint belong to different tasks: give the other one of either",
     )
 
 
@@ -163,7 +163,7 @@ class NameIndex:
                     raise DataError(
                         f"label {name!r} names {len(hits)} classes of the model: "
                         f"{', '.join(map(str, sorted(hits)))}",
-                        hint="use WordNet ids, class numbers or --label-map",
+                        hint="use WordNet ids or class numbers",
                     )
                 return next(iter(hits))
         return None
@@ -224,7 +224,7 @@ def _imagenet(
         raise MismatchError(
             f"WordNet ids that are no class of the {num_classes}-class ImageNet head: "
             f"{_listing(unknown)}",
-            hint="leave these folders out, or give --label-map",
+            hint="leave these classes out",
         )
     ids = {label: position[name] for label, name in zip(labels, names, strict=True)}
     note = f"{len(names)} WordNet ids mapped to their classes of the {num_classes}-class head"
@@ -236,7 +236,7 @@ def _by_user(labels: Sequence[Label], label_map: Mapping[str, int]) -> LabelMap:
     if lacking:
         raise DataError(
             f"the label map has no entry for {_listing(lacking)}",
-            hint="add them to --label-map, or remove them from the data",
+            hint="add them to the map, or leave them out of the data",
         )
     return LabelMap({label: int(label_map[str(label)]) for label in labels}, "label-map")
 
@@ -254,18 +254,18 @@ def _by_order(
         raise DataError(
             f"labels {_listing(unmatched)} are none of the checkpoint's class names "
             f"({_listing(list(stated.values()))})",
-            hint="map them with --label-map, e.g. '{\"" + unmatched[0] + "\": 0}'",
+            hint="rename them to the checkpoint's names or to class numbers",
         )
     if num_classes is not None and len(names) > num_classes:
         raise MismatchError(
             f"the data has {len(names)} classes ({_listing(names)}), the head has {num_classes}",
-            hint="give --classes or a checkpoint with another head, or --label-map",
+            hint="give data of the task that the checkpoint was trained on",
         )
     if num_classes is not None and len(names) < num_classes:
         raise DataError(
             f"{len(names)} class names ({_listing(names)}) for a head with {num_classes} classes: "
             "which class each one is cannot be told",
-            hint="name them by class number or WordNet id, or give --label-map",
+            hint="rename them to class numbers (0, 1, ...) or WordNet ids",
         )
     order = sorted(range(len(names)), key=lambda i: names[i])
     ids = {labels[i]: class_id for class_id, i in enumerate(order)}
@@ -282,7 +282,7 @@ def _injective(ids: dict[Label, int]) -> dict[Label, int]:
         if other != label:
             raise DataError(
                 f"labels {other!r} and {label!r} are the same class ({class_id})",
-                hint="merge them in the data, or say so with --label-map",
+                hint="merge them in the data",
             )
     return ids
 

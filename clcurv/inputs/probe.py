@@ -15,7 +15,7 @@ import scipy.special
 import torch
 from torch import Tensor, nn
 
-from clcurv.errors import DataError, NumericalError
+from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.dataset import Batch, Samples
 from clcurv.inputs.loaded import LoadedModel
 
@@ -145,8 +145,14 @@ def linear_probe(
     Raises:
         DataError: The labels are no classes, fewer than two classes, or numbered wildly.
         NumericalError: Features are not finite, or the same for every sample.
+        UsageError: The model has a head.
     """
     del seed
+    if loaded.task != "backbone":
+        raise UsageError(
+            f"{loaded.arch} has a {loaded.task} head already",
+            hint="leave --head linear-probe out, or give a checkpoint without a head",
+        )
     targets = samples.targets
     if targets.ndim != 1 or targets.is_floating_point():
         raise DataError("a linear probe needs one class label per sample")
@@ -157,7 +163,7 @@ def linear_probe(
     if width > _MAX_EMPTY * seen:
         raise DataError(
             f"labels up to {width - 1} for {seen} classes are no class numbers",
-            hint="number the classes from 0 with --label-map",
+            hint="number the classes from 0",
         )
     backbone = copy.deepcopy(loaded.model).eval()
     batches = samples.split(batch_size)

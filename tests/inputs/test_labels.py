@@ -38,7 +38,7 @@ def test_checkpoint_names_win_over_sorted_order() -> None:
 def test_names_that_contradict_the_checkpoint_are_refused() -> None:
     with pytest.raises(DataError, match="'neg'") as caught:
         resolve_labels(["neg", "positive"], num_classes=2, id2label={0: "positive", 1: "negative"})
-    assert "--label-map" in (caught.value.hint or "")
+    assert "class numbers" in (caught.value.hint or "")
 
 
 def test_generic_checkpoint_names_say_nothing() -> None:

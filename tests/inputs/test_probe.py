@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge, RidgeCV
 from torch.nn.functional import cross_entropy
 
-from clcurv.errors import DataError, NumericalError
+from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.dataset import Samples, load_samples
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.probe import ProbedBackbone, fit_ridge, linear_probe
@@ -175,3 +175,8 @@ def test_classes_without_samples_are_said() -> None:
     probed = linear_probe(image_model(None), shifted)
     assert probed.num_classes == 5
     assert "2 of the probe's 5 classes have no sample" in probed.notes[-1]
+
+
+def test_a_model_with_a_head_needs_no_probe() -> None:
+    with pytest.raises(UsageError, match="has a classification head already"):
+        linear_probe(image_model(3), coloured())
