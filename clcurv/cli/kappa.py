@@ -212,12 +212,12 @@ def kappa(
         ),
     ] = "block",
     operator: Annotated[
-        Literal["hessian", "ggn", "fisher"],
+        Literal["hessian", "ggn", "fisher", "empirical-fisher"],
         option(
             "--operator",
             panel=MEASURE,
             metavar="MATRIX",
-            help="The curvature: hessian (exact), ggn (Gauss-Newton) or fisher.",
+            help="The curvature: hessian (exact), ggn (Gauss-Newton), fisher, empirical-fisher.",
         ),
     ] = "hessian",
     device: Annotated[
@@ -244,7 +244,7 @@ def kappa(
             panel=MEASURE,
             min=1,
             metavar="N",
-            help="Lanczos steps a layer may take before it is reported as unconverged.",
+            help="Lanczos steps before a layer is reported as unconverged. Default: 60.",
         ),
     ] = None,
     seed: Annotated[
@@ -259,6 +259,14 @@ def kappa(
             help="Budget for kept graphs, e.g. 4GB. Default: half of what is free.",
         ),
     ] = None,
+    no_lambda_min: Annotated[
+        bool,
+        option(
+            "--no-lambda-min",
+            panel=MEASURE,
+            help="Do not pursue the smallest eigenvalues: fewer passes.",
+        ),
+    ] = False,
     cross_check: Annotated[
         bool,
         option(
@@ -335,6 +343,7 @@ def kappa(
         raise UsageError(f"--tol {tol}: must lie between 0 and 1", hint="the default is 1e-2")
     if lambda_ is not None and not 0 < lambda_ < math.inf:
         raise UsageError(f"--lambda {lambda_}: must be positive", hint="leave it out for mean 1")
+    options["lambda_min"] = not options.pop("no_lambda_min")
     if memory is not None:
         options["memory"] = parse_bytes(memory)
     return _measure(checkpoint, options, messages, delivery)

@@ -80,7 +80,7 @@ def make_document(**changes: Any) -> KappaDocument:
             "gamma_low": 0.4,
             "gamma_high": 0.6,
             "gamma_applied": 0.5,
-            "level": 1.0,
+            "level": 0.95,
             "fit_depth": 0.5,
             "fit_s": 6.0,
             "r2": 0.9,

@@ -43,6 +43,7 @@ def test_defaults_reach_the_library(program: Any, pipeline: Any) -> None:
         "max_steps": None,
         "seed": 0,
         "memory": None,
+        "lambda_min": True,
         "cross_check": False,
         "include_head": False,
         "schedule": "geometric",
@@ -58,8 +59,8 @@ def test_every_flag_reaches_the_library(program: Any, pipeline: Any) -> None:
         "--skip-bad", "--arch", "a", "--key", "k", "--match-by-order", "--trust-code",
         "--head", "linear-probe", "--loss", "mse", "--layers", r"blocks\.\d+", "--operator", "ggn",
         "--device", "cpu", "--dtype", "float64", "--tol", "1e-3", "--max-steps", "7", "--seed", "5",
-        "--memory", "2GB", "--cross-check", "--include-head", "--schedule", "literal",
-        "--lambda", "3.5", "--force",
+        "--memory", "2GB", "--no-lambda-min", "--cross-check", "--include-head",
+        "--schedule", "literal", "--lambda", "3.5", "--force",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     options = pipeline.calls[0][1]
@@ -70,6 +71,7 @@ def test_every_flag_reaches_the_library(program: Any, pipeline: Any) -> None:
         "key": "k", "match_by_order": True, "trust_code": True, "head": "linear-probe",
         "loss": "mse", "layers": r"blocks\.\d+", "operator": "ggn", "device": "cpu",
         "dtype": "float64", "tol": 1e-3, "max_steps": 7, "seed": 5, "memory": 2 * 10**9,
+        "lambda_min": False,
         "cross_check": True, "include_head": True, "schedule": "literal", "lambda_": 3.5,
         "force": True,
     }  # fmt: skip
