@@ -168,8 +168,10 @@ def build(limit: int | None = None) -> dict[str, object]:
         key = signature(state, first_convs)
         if key is not None:
             signatures.setdefault(key, []).append(name)
+    versions = {"timm": timm.__version__, "torchvision": torchvision.__version__}
     return {
-        "versions": {"timm": timm.__version__, "torchvision": torchvision.__version__},
+        # Without the build tag (+cu130), which says nothing about the models.
+        "versions": {name: version.split("+")[0] for name, version in versions.items()},
         "first_convs": sorted(first_convs),
         "signatures": {key: sorted(signatures[key]) for key in sorted(signatures)},
     }
