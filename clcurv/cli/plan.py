@@ -38,7 +38,7 @@ def show_plan(plan: DataclassInstance, output_format: str) -> None:
     for name, value in values.items():
         for item in value if isinstance(value, list | tuple) else (value,):
             if item not in (None, ""):
-                grid.add_row(Text(name.replace("_", " ")), Text(_shown(name, item)))
+                grid.add_row(Text(_label(name)), Text(_shown(name, item)))
     table = Table(box=None, padding=(0, 1), pad_edge=True)
     table.add_column("layer", overflow="fold")
     table.add_column("parameters", justify="right")
@@ -50,6 +50,10 @@ def show_plan(plan: DataclassInstance, output_format: str) -> None:
         if layers:
             console.print(table)
         sys.stdout.flush()
+
+
+def _label(name: str) -> str:
+    return name.replace("bytes_", "memory_").replace("_", " ")
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:

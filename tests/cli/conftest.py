@@ -117,12 +117,37 @@ class FakePipeline:
             self.action()
         return SimpleNamespace(document=self.document)
 
+    def plan(self, checkpoint: str, **options: Any) -> "FakePlan":
+        self.calls.append((checkpoint, options))
+        return FakePlan()
+
+
+@dataclass(frozen=True)
+class FakeLayer:
+    name: str
+    numel: int
+    is_head: bool
+
+
+@dataclass(frozen=True)
+class FakePlan:
+    arch: str = "timm:resnet18"
+    num_classes: int | None = None
+    parameters: int = 11_000_000
+    bytes_at_peak: int = 1_500_000_000
+    notes: tuple[str, ...] = ("a \x1b[31mnote",)
+    layers: tuple[FakeLayer, ...] = (
+        FakeLayer("stem[/red]", 900, False),
+        FakeLayer("fc", 5000, True),
+    )
+
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch, document: KappaDocument) -> FakePipeline:
     fake = FakePipeline(document)
     module = ModuleType("clcurv.pipeline")
     module.kappa = fake.kappa  # type: ignore[attr-defined]
+    module.plan = fake.plan  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "clcurv.pipeline", module)
     monkeypatch.setattr(clcurv, "pipeline", module, raising=False)
     return fake

@@ -288,6 +288,24 @@ def test_the_result_is_shown_even_if_a_file_cannot_be_written(
     assert json.loads(ran.out)["kappa"]["value"] == 40.0
 
 
+def test_a_dry_run_shows_the_plan_and_writes_nothing(
+    program: Any, pipeline: Any, tmp_path: Path
+) -> None:
+    arguments = ("kappa", "m.pt", "--dry-run", "--samples", "9", "-o", "a.json")
+    ran = program(*arguments, "--format", "table")
+    assert ran.code == 0, ran.err
+    for shown in ("timm:resnet18", "11,000,000", "1.5 GB", "stem[/red]", "fc (head)", r"\x1b["):
+        assert shown in ran.out
+    assert "None" not in ran.out
+    plan = json.loads(program(*arguments).out)
+    assert plan["bytes_at_peak"] == 1_500_000_000
+    assert plan["layers"][1] == {"name": "fc", "numel": 5000, "is_head": True}
+    assert list(tmp_path.iterdir()) == []
+    options = pipeline.calls[0][1]
+    assert options["samples"] == 9
+    assert "dry_run" not in options
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
