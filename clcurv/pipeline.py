@@ -212,7 +212,7 @@ def kappa(
             **_measuring(asked, ready),
         )
     except PartialMeasurement as partial:
-        report = _report(checkpoint, partial.result, ready, asked)
+        report = _report(checkpoint, partial.result, ready, asked, complete=False)
         partial.document = report.document
         raise
     return _report(checkpoint, result, ready, asked)
@@ -408,7 +408,12 @@ def _measuring(asked: KappaOptions, ready: _Prepared) -> dict[str, Any]:
 
 
 def _report(
-    checkpoint: object, result: KappaResult, ready: _Prepared, asked: KappaOptions
+    checkpoint: object,
+    result: KappaResult,
+    ready: _Prepared,
+    asked: KappaOptions,
+    *,
+    complete: bool = True,
 ) -> KappaReport:
     advice = recommend_schedule(
         result,
@@ -428,6 +433,7 @@ def _report(
         data_path=None if asked.data is None else _shown(asked.data),
         settings={"head": asked.head, "lambda_min": asked.lambda_min},
         warnings=[*ready.warnings, *result.notes],
+        complete=complete,
     )
     return KappaReport(document=document, result=result, schedule=advice)
 

@@ -47,6 +47,7 @@ def kappa_document(
     command: str | Sequence[str] | None = None,
     settings: Mapping[str, str | int | float | bool | None] | None = None,
     warnings: Sequence[str] = (),
+    complete: bool = True,
     created: datetime | None = None,
 ) -> KappaDocument:
     """Put everything that was found into one validated document.
@@ -62,6 +63,7 @@ def kappa_document(
         command: The command line, as a string or its words.
         settings: Further options that explain the numbers, e.g. ``{"head": "linear-probe"}``.
         warnings: Sentences; those of the schedule and of the cross-check are added.
+        complete: False for what an interrupted run left.
         created: Default: now.
 
     Raises:
@@ -71,6 +73,7 @@ def kappa_document(
     return KappaDocument(
         tool=ToolInfo(version=_version("clcurv") or "unknown"),
         created=(created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
+        complete=complete,
         command=_optional(
             command if command is None or isinstance(command, str) else shlex.join(command)
         ),

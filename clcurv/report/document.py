@@ -221,7 +221,12 @@ class Verdict(_Model):
 
 
 class KappaDocument(_Model):
-    """The whole report of ``clcurv kappa``."""
+    """The whole report of ``clcurv kappa``.
+
+    Attributes:
+        complete: False where the run was interrupted: what was known by then, to be looked at.
+            No schedule is taken from such a report, and every gate on it is inconclusive.
+    """
 
     schema_: Literal["clcurv.schedule"] = Field(
         default=SCHEMA, validation_alias="schema", serialization_alias="schema"
@@ -229,6 +234,7 @@ class KappaDocument(_Model):
     schema_version: Annotated[str, Field(pattern=r"^1\.\d+$")] = SCHEMA_VERSION
     tool: ToolInfo
     created: str
+    complete: bool = True
     command: str | None = None
     model: ModelInfo
     data: DataInfo

@@ -2,8 +2,9 @@
 
 ``--fail-on EXPR`` names what must not be: the gate **fails where EXPR is true**. It is
 inconclusive, never silently passed, where EXPR cannot be decided: the value is null or not
-converged, its 95 % interval straddles the limit, or the data were generated. The exit code is
-10 when a gate fails, else 11 when one is inconclusive (unless that is asked to pass), else 0.
+converged, its 95 % interval straddles the limit, the data were generated, or the run was
+interrupted. The exit code is 10 when a gate fails, else 11 when one is inconclusive (unless
+that is asked to pass), else 0.
 """
 
 from __future__ import annotations
@@ -128,6 +129,10 @@ def evaluate(
         outcomes += compare(doc, baseline, regression)
     if not allow_generated:
         outcomes = [_distrust(x, doc, baseline) for x in outcomes]
+    if not (doc.complete and (baseline is None or baseline.complete)):
+        which = "baseline" if doc.complete else "report"
+        update = {"outcome": "inconclusive", "reason": f"the {which} is partial: interrupted"}
+        outcomes = [x.model_copy(update=update) for x in outcomes]
     kinds = {x.outcome for x in outcomes}
     code: Literal[0, 10, 11] = 0
     if "fail" in kinds:

@@ -194,8 +194,9 @@ def _title(doc: KappaDocument) -> str:
         value = "refused"
     arch = printable(doc.model.arch, limit=50)
     generated = ", generated data" if doc.data.source == "generated" else ""
+    partial = "" if doc.complete else "PARTIAL (interrupted): "
     return (
-        f"{arch}: κ {value}, direction {doc.schedule.direction}\n"
+        f"{partial}{arch}: κ {value}, direction {doc.schedule.direction}\n"
         f"{doc.data.n_samples} samples{generated}, {doc.estimator.operator} of "
         f"{doc.estimator.loss}, bars: 95 % intervals"
     )

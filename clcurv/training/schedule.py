@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from clcurv.errors import MismatchError, UsageError
+from clcurv.errors import InputError, MismatchError, UsageError
 from clcurv.report.document import Group, KappaDocument
 from clcurv.report.reader import Source, load_document
 from clcurv.report.text import printable
@@ -241,9 +241,16 @@ def load_schedule(source: Source | KappaDocument) -> LayerSchedule:
         source: A path, ``"-"`` for standard input, an open file, a mapping, or a document.
 
     Raises:
-        InputError: Unreadable, not strict JSON, or not a ``clcurv.schedule`` 1.x.
+        InputError: Unreadable, not strict JSON, not a ``clcurv.schedule`` 1.x, or what an
+            interrupted run left.
     """
-    return LayerSchedule(load_document(source))
+    document = load_document(source)
+    if not document.complete:
+        raise InputError(
+            "the report is partial: the run that wrote it was interrupted",
+            hint="run clcurv kappa again to its end",
+        )
+    return LayerSchedule(document)
 
 
 def _check_rates(*, lr: float | None, weight_decay: float | None, head_lr: float | None) -> None:

@@ -133,6 +133,13 @@ def generated():
     )
 
 
+def test_an_interrupted_run_decides_nothing():
+    partial = doc(document={"complete": False})
+    assert judge("kappa>1", partial, allow_generated=True) == ("inconclusive", 11)
+    assert judge("kappa>1000", partial) == ("inconclusive", 11)
+    assert compare(doc(), partial)[0] == ["inconclusive"] * 2
+
+
 def test_generated_data_decide_nothing_unless_allowed():
     assert judge("kappa>1", generated()) == ("inconclusive", 11)
     assert judge("kappa>1000", generated()) == ("inconclusive", 11)

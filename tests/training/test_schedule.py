@@ -35,6 +35,11 @@ def test_load_from_everything(report, tmp_path, monkeypatch):
         load_schedule({"schema": "other"})
 
 
+def test_an_interrupted_run_gives_no_schedule(report):
+    with pytest.raises(InputError, match="partial: the run that wrote it was interrupted"):
+        load_schedule(report.model_copy(update={"complete": False}))
+
+
 def test_groups_are_named_disjoint_covering_and_ordered(report, net):
     groups = load_schedule(report).param_groups(net, lr=0.1, weight_decay=1e-4)
     names = [g["name"] for g in groups]
