@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,9 +92,12 @@ def match_names(
     fraction = _share(backbone, [n for n in backbone if n in used])
     if fraction < REQUIRED:
         lost = [n for n in missing if n not in heads]
-        hint = "if only the names differ, add --match-by-order" if fraction < 0.05 else None
+        wanted = Counter(tuple(state[n].shape) for n in backbone)
+        found = wanted & Counter(tuple(t.shape) for t in tensors.values())
+        renamed = found.total() >= REQUIRED * wanted.total()
+        hint = "the shapes agree: if only the names differ, add --match-by-order"
         share = f"only {fraction:.1%} of its backbone is in the checkpoint, which lacks"
-        raise _mismatch(arch, share, lost, hint=hint)
+        raise _mismatch(arch, share, lost, hint=hint if renamed else None)
     lost = [n for n in missing if n in heads]
     if lost:
         raise _mismatch(arch, "the checkpoint lacks the model's head", lost)

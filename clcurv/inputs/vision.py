@@ -84,13 +84,26 @@ def build_timm(
         MismatchError: The head has another number of classes than asked for.
     """
     kwargs = dict(arguments or {})
+    notes: list[str] = []
     try:
         probe = _timm(name, kwargs, "meta")
     except _BUILD_ERRORS as error:
-        raise ArchitectureError(f"timm cannot build {name} ({error})") from error
+        if not kwargs:
+            raise ArchitectureError(
+                f"timm cannot build {name} ({error})", hint="name another model with --arch"
+            ) from error
+        # They may belong to another model than the one named; whether it fits, shapes tell.
+        try:
+            probe = _timm(name, {}, "meta")
+        except _BUILD_ERRORS:
+            raise ArchitectureError(
+                f"timm cannot build {name} with the checkpoint's arguments ({error})",
+                hint="name another model with --arch",
+            ) from error
+        notes.append(f"the checkpoint's arguments ({', '.join(kwargs)}) do not suit {name}")
+        kwargs = {}
     tensors = arrange(weights, probe.state_dict(), by_order=by_order)
     config = getattr(probe, "pretrained_cfg", None) or {}
-    notes: list[str] = []
     kwargs["num_classes"] = _head_width(probe, config, tensors, num_classes)
     kwargs |= _fitted_input(name, kwargs, probe, config, tensors, notes)
     model = _timm(name, kwargs, "cpu")
