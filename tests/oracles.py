@@ -180,9 +180,7 @@ def _dense(model: nn.Module, block: Block, compute: Callable[[], Tensor]) -> Ten
     return (dense + dense.T) / 2
 
 
-def _hessian(
-    model: nn.Module, inputs: Inputs, targets: Tensor, loss: str, block: Block
-) -> Tensor:
+def _hessian(model: nn.Module, inputs: Inputs, targets: Tensor, loss: str, block: Block) -> Tensor:
     value = mean_loss(model, inputs, targets, loss)
     if not value.requires_grad:
         return _jacobian(value[None], block).new_zeros(_numel(block), _numel(block))

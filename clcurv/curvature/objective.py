@@ -78,7 +78,14 @@ class Objective:
                     f"of width {output.shape[1]}"
                 )
             return output, targets
+        if targets.is_floating_point():
+            raise MismatchError(f"{self.name} takes class ids, and the targets are fractions")
         if self.name == "next-token":
+            if targets.ndim != 2 or output.ndim != 3:
+                raise MismatchError(
+                    f"next-token takes a sequence of tokens a sample: output of shape "
+                    f"{tuple(output.shape)}, targets of shape {tuple(targets.shape)}"
+                )
             output, targets = output[:, :-1], targets[:, 1:]
         if output.shape[:-1] != targets.shape:
             if output.ndim > 2 and output.shape[:1] + output.shape[2:] == targets.shape:

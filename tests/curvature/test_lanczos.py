@@ -201,9 +201,7 @@ def test_blocks_advance_together_and_drop_out() -> None:
     assert [set(p) for p in log] == sorted((set(p) for p in log), key=len, reverse=True)
     assert seen == sorted(seen)
     assert seen[-1] == 2
-    alone = {
-        name: solve(m, tol=1e-4, bottom=False) for name, m in (("easy", easy), ("hard", hard))
-    }
+    alone = {name: solve(m, tol=1e-4, bottom=False) for name, m in (("easy", easy), ("hard", hard))}
     for name, state in alone.items():
         assert found[name].top.value == pytest.approx(state.top.value, rel=1e-3)
 
