@@ -184,7 +184,7 @@ PEERS: dict[str, Peer] = {
 
 @contextmanager
 def only(model: nn.Module, parameter: nn.Parameter) -> Iterator[None]:
-    """Within it only `parameter` requires grad; gradients left behind are dropped."""
+    """Within it only `parameter` requires grad."""
     before = [(p, p.requires_grad) for p in model.parameters()]
     try:
         for p, _ in before:
@@ -193,7 +193,6 @@ def only(model: nn.Module, parameter: nn.Parameter) -> Iterator[None]:
     finally:
         for p, required in before:
             p.requires_grad_(required)
-            p.grad = None
 
 
 @contextmanager
