@@ -148,7 +148,7 @@ class BlockOperator:
         for piece in split_batch(self._chunks[c], self._piece):
             self.graph_samples += len(piece)
             try:
-                with _graph_starts_at(layers, self._layers):
+                with _graph_starts_at(layers, self._model):
                     graph = self._build(self._model, piece, self._objective, layers)
             except NumericalError as error:
                 where = first_bad_module(self._model, piece)
@@ -180,9 +180,13 @@ class BlockOperator:
 
 
 @contextmanager
-def _graph_starts_at(active: LayerParams, layers: LayerParams) -> Iterator[None]:
-    """Within it only the active layers require grad, so the graph starts at the first of them."""
-    idle = [p for name, params in layers.items() if name not in active for p in params]
+def _graph_starts_at(active: LayerParams, model: nn.Module) -> Iterator[None]:
+    """Within it only the active layers require grad, so the graph starts at the first of them.
+
+    Parameters of layers that are measured at another time are idle as well.
+    """
+    wanted = {id(p) for params in active.values() for p in params}
+    idle = [p for p in model.parameters() if p.requires_grad and id(p) not in wanted]
     for p in idle:
         p.requires_grad_(False)
     try:

@@ -293,7 +293,7 @@ class TestTempleError:
     ) -> None:
         """Rotate the top eigenvector by a small angle: Kato-Temple must cover the loss."""
         matrix = rotated([1.0, second, second / 2, 0.0], seed)
-        values, vectors = torch.linalg.eigh(matrix)
+        _, vectors = torch.linalg.eigh(matrix)
         v = np.cos(angle) * vectors[:, -1] + np.sin(angle) * vectors[:, 1]
         theta = float(v @ matrix @ v)
         residual = float((matrix @ v - theta * v).norm())
