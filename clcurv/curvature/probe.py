@@ -7,11 +7,12 @@ gradient, a graph and every layer's product, so that work can be told in gradien
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils.flop_counter import FlopCounterMode
 
 from clcurv.curvature.objective import Objective
@@ -20,6 +21,7 @@ from clcurv.errors import ArchitectureError, NumericalError, ResourceError
 from clcurv.inputs.dataset import Batch
 
 PROBE_SAMPLES = 4
+FUSED = "build the model without fused or custom kernels for it"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def probe(
         if "derivative" in text or "double backward" in text or "create_graph" in text:
             raise ArchitectureError(
                 f"no second derivative through {_operation(text)}",
-                hint="build the model without fused or custom kernels for it",
+                hint=FUSED,
             ) from error
         raise
 
@@ -88,6 +90,13 @@ def _probe(
             flat = [p for params in layers.values() for p in params]
             torch.autograd.grad(loss, flat, allow_unused=True)
     gradient_flops = counter.get_total_flops()
+    first, again_loss = loss.item(), objective.loss_sum(model, batch).item()
+    if abs(again_loss - first) > 1e-4 * abs(first):
+        raise NumericalError(
+            f"the loss is not deterministic: {first:.6g}, then {again_loss:.6g} on the same "
+            "samples in eval mode",
+            hint="look for dropout or sampling applied by hand in the model's forward",
+        )
     sizes: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -103,11 +112,10 @@ def _probe(
     ):
         graph = build(model, batch, objective, layers)
     graph_flops = counter.get_total_flops()
-    unused = frozenset(
-        name
-        for name, grads in gradients_by_layer(objective.loss_sum(model, batch), layers).items()
-        if all(g is None for g in grads)
-    )
+    loss = objective.loss_sum(model, batch)
+    gradients = gradients_by_layer(loss, layers)
+    _refuse_broken_chain(loss, [g for grads in gradients.values() for g in grads if g is not None])
+    unused = frozenset(name for name, grads in gradients.items() if all(g is None for g in grads))
     if len(unused) == len(layers):
         raise NumericalError(
             "the loss does not depend on any of the parameters asked for",
@@ -130,13 +138,6 @@ def _probe(
             )
         n = max(1, objective.terms(batch.targets))
         noise[name] = abs(_dot(w, hu) - _dot(u, hw)) / n
-    fresh = objective.loss_sum(model, batch)
-    if abs(float(fresh) - float(loss)) > 1e-4 * abs(float(loss)):
-        raise NumericalError(
-            f"the loss is not deterministic: {float(loss):.6g}, then {float(fresh):.6g} on the "
-            "same samples in eval mode",
-            hint="look for dropout or sampling applied by hand in the model's forward",
-        )
     return Probe(
         unused=unused,
         noise=noise,
@@ -145,6 +146,38 @@ def _probe(
         graph_flops=graph_flops / len(batch),
         product_flops=product_flops,
     )
+
+
+def _refuse_broken_chain(loss: Tensor, gradients: Sequence[Tensor]) -> None:
+    """Refuses functions marked `once_differentiable`.
+
+    Their gradients end in a node that raises when it is run; but it leads to no parameter, so
+    autograd skips it when asked for parameters alone, and the product would silently lack a part.
+    """
+    if not any(node.name().endswith("::Error") for node in _nodes(gradients)):
+        return
+    marked = [
+        type(node).__name__.removesuffix("Backward")
+        for node in _nodes([loss])
+        if hasattr(getattr(getattr(node, "_forward_cls", None), "backward", None), "__wrapped__")
+    ]
+    raise ArchitectureError(
+        f"no second derivative through {marked[0] if marked else 'an operation of this model'}",
+        hint=FUSED,
+    )
+
+
+def _nodes(outputs: Sequence[Tensor]) -> Iterator[Node]:
+    """Every node of the graph behind the outputs, once."""
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
 
 
 def _unit(params: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
