@@ -3,69 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import timm
 import torch
 import transformers
-from curvature_cases import Attention, ConvNet, spread
+from curvature_cases import Attention, ConvNet, spread, unchanged, used
 from torch import Tensor, nn
 
 from clcurv.curvature.numerics import borrowed, exact_numerics
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Everything that a caller could notice is the same after as before."""
-
-    def state() -> list[tuple]:
-        return [
-            *(("mode", n, m.training) for n, m in model.named_modules()),
-            *(("hooks", n, _hooks(m)) for n, m in model.named_modules()),
-            *(
-                ("param", n, id(p), p.data_ptr(), p.dtype, p.device, p.requires_grad, id(p.grad))
-                for n, p in model.named_parameters(remove_duplicate=False)
-            ),
-            *(("buffer", n, id(b), b.data_ptr(), b.dtype) for n, b in model.named_buffers()),
-            *(
-                ("checkpointing", n, getattr(m, "grad_checkpointing", None))
-                for n, m in model.named_modules()
-            ),
-            *(
-                ("checkpointing", n, getattr(m, "gradient_checkpointing", None))
-                for n, m in model.named_modules()
-            ),
-        ]
-
-    before = state()
-    values = {n: t.clone() for n, t in model.state_dict().items()}
-    grads = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    yield
-    assert state() == before
-    for n, t in model.state_dict().items():
-        assert torch.equal(t, values[n]), n
-    for n, p in model.named_parameters():
-        assert (p.grad is None) == (grads[n] is None)
-        assert grads[n] is None or torch.equal(p.grad, grads[n])
-
-
-def _hooks(m: nn.Module) -> int:
-    kinds = (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
-    return sum(len(k) for k in kinds)
-
-
-def used(model: nn.Module, x: Tensor) -> nn.Module:
-    """In the midst of training: modes mixed, some frozen, gradients there, hooks registered."""
-    model.train()
-    model(x).square().mean().backward()
-    children = list(model.children())
-    children[1].eval()
-    for i, p in enumerate(model.parameters()):
-        p.requires_grad_(i % 3 != 0)
-    children[0].register_forward_hook(lambda *_: None)
-    return model
 
 
 class Restless(nn.Module):
