@@ -18,7 +18,7 @@ from clcurv.diagnostics.sensitivity import (
     measure_kappa,
     plan_kappa,
 )
-from clcurv.errors import DataError, UsageError
+from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.architecture import load_model
 from clcurv.inputs.checkpoint import Weights, load_weights
 from clcurv.inputs.dataset import Samples, load_samples
@@ -41,6 +41,9 @@ _LOSSES: dict[str, LossName] = {
     "masked-lm": "masked-lm",
     "regression": "mse",
 }
+
+
+_SURE_OF_THEIR_TASK = ("hf:", "timm:", "torchvision:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +218,7 @@ def kappa(
         report = _report(checkpoint, partial.result, ready, asked, complete=False)
         partial.document = report.document
         raise
+    _refuse_constant_loss(result)
     return _report(checkpoint, result, ready, asked)
 
 
@@ -379,20 +383,43 @@ def _read(data: Any, loaded: LoadedModel, asked: KappaOptions, loss: str) -> Sam
 
 
 def _loss(loaded: LoadedModel, asked: KappaOptions) -> LossName:
-    if asked.loss != "auto":
-        return Objective(asked.loss).name  # type: ignore[arg-type]
-    return "cross-entropy" if loaded.task == "backbone" else _LOSSES[loaded.task]
+    usual: LossName = "cross-entropy" if loaded.task == "backbone" else _LOSSES[loaded.task]
+    if asked.loss == "auto":
+        return usual
+    loss = Objective(asked.loss).name  # type: ignore[arg-type]
+    suited = {usual} | ({"mse"} if usual == "cross-entropy" else set())
+    # What the head of other modules does was only inferred: there the user knows better.
+    if loaded.arch.startswith(_SURE_OF_THEIR_TASK) and loss not in suited:
+        raise UsageError(
+            f"--loss {loss} does not suit {loaded.arch}, whose task is {loaded.task}",
+            hint=f"--loss {' or '.join(sorted(suited))}",
+        )
+    return loss
 
 
 def _device(asked: KappaOptions) -> str:
     if asked.device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=asked.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"--device {asked.device}: {reason}", hint="--device cpu") from None
+        # A value must come back: the device "meta" has none.
+        torch.zeros(1, device=asked.device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        there = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise UsageError(
+            f"--device {asked.device}: this machine and this torch have no such device",
+            hint=f"--device {' or '.join(['cpu', *there])}",
+        ) from None
     return asked.device
+
+
+def _refuse_constant_loss(result: KappaResult) -> None:
+    if all(x.status in ("below-resolution", "unused") for x in result.layers):
+        raise NumericalError(
+            f"the loss is constant around these weights (mean loss {result.mean_loss:.4g}): no "
+            "layer has any curvature above rounding",
+            hint="check the checkpoint and --loss; --dtype float64 resolves smaller curvature",
+        )
 
 
 def _measuring(asked: KappaOptions, ready: _Prepared) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clcurv.errors import ClcurvError, MismatchError
 from clcurv.inputs.dataset import Batch
 
 NEVER = float("inf")
@@ -27,6 +28,9 @@ def execution_order(model: nn.Module, batch: Batch) -> Callable[[str], float]:
 
     Returns:
         A function that gives `NEVER` for parameters of modules that did not run.
+
+    Raises:
+        MismatchError: The model cannot be run on the batch.
     """
     ran: dict[str, float] = {}
     modes = {module: module.training for module in model.modules()}
@@ -35,7 +39,7 @@ def execution_order(model: nn.Module, batch: Batch) -> Callable[[str], float]:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(_recorder(name, ran)))
         model.eval()
-        with torch.no_grad(), _plain_attention():
+        with torch.no_grad(), _plain_attention(), forward_faults():
             _call(model, batch)
     finally:
         for handle in handles:
@@ -54,6 +58,21 @@ def execution_order(model: nn.Module, batch: Batch) -> Callable[[str], float]:
         return NEVER
 
     return order
+
+
+@contextmanager
+def forward_faults() -> Iterator[None]:
+    """What a model's forward raises on data that it does not take, as a `MismatchError`."""
+    try:
+        yield
+    except (ClcurvError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a model may raise anything
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise MismatchError(
+            f"the model cannot be run on the data ({type(error).__name__}: {first})",
+            hint="give the data in the shape that the model was trained on",
+        ) from error
 
 
 def _recorder(name: str, ran: dict[str, float]) -> Callable[..., None]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.dataset import Batch, Samples
+from clcurv.inputs.execution import forward_faults
 from clcurv.inputs.loaded import LoadedModel
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -143,6 +144,7 @@ def linear_probe(
         seed: Unused by the closed form; kept so that all fits are called alike.
 
     Raises:
+        MismatchError: The model cannot be run on the data.
         DataError: The labels are no classes, fewer than two classes, or numbered wildly.
         NumericalError: Features are not finite, or the same for every sample.
         UsageError: The model has a head.
@@ -167,7 +169,7 @@ def linear_probe(
         )
     backbone = copy.deepcopy(loaded.model).eval()
     batches = samples.split(batch_size)
-    with torch.no_grad():
+    with torch.no_grad(), forward_faults():
         features = torch.cat(
             [_features(backbone, batch.inputs).double().cpu() for batch in batches]
         )
