@@ -19,7 +19,10 @@ class LayerSensitivity:
         numel: Number of parameters.
         s: Largest eigenvalue of the block; None when status is ``unused``.
         s_stderr: Standard error of `s` over the data (None with one micro-batch).
-        lambda_min: Smallest eigenvalue of the block (None where not measured).
+        lambda_min: Smallest Ritz value of the block, an upper bound on its smallest eigenvalue
+            (None where it did not settle). A fitted network's negative eigenvalues are a few
+            per cent of s and lie behind dozens of larger positive ones: at the default `tol`
+            the bound is loose by that much, at a small `tol` it is the eigenvalue.
         residual: ‖H v − s v‖ / |s| at the last step.
         error_bound: Estimated relative error of `s` left by the solver.
         steps: Products with all the data that this layer took.

@@ -309,11 +309,19 @@ class _Run:
         return BlockOperator(self.build, self.model, wave, chunks, self.objective, keep_graphs=kept)
 
     def _scout(self, wave: LayerParams) -> BlockOperator | None:
-        """The part of the sample that carries most of the loss' curvature."""
+        """A part of the sample that stands for all of it.
+
+        Where few samples carry most of the loss' curvature (a fitted network) it is those;
+        otherwise the first ones of the sample, which is in random order.
+        """
         n = max(SCOUT_LEAST, math.ceil(len(self.samples) / SCOUT_FRACTION))
         if len(self.samples) < 4 * n:
             return None
-        rows = self.survey.scores.topk(n).indices.sort().values
+        scores = self.survey.scores
+        heaviest = scores.topk(n)
+        rows = torch.arange(n, device=scores.device)
+        if float(heaviest.values.sum()) > float(scores.sum()) / 2:
+            rows = heaviest.indices.sort().values
         inputs = self.samples.inputs
         part = Samples(
             inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},

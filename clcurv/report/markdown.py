@@ -11,7 +11,7 @@ from clcurv.report.text import count, number, printable, with_error
 if TYPE_CHECKING:
     from clcurv.report.document import KappaDocument
 
-_COLUMNS = ("layer", "depth", "parameters", "s", "λ_min", "steps", "λ", "lr_scale", "reason")
+_COLUMNS = ("layer", "depth", "parameters", "s", "λ_min ≤", "steps", "λ", "lr_scale", "reason")
 _LEVELS = {"fail": "error", "inconclusive": "warning", "pass": "notice"}
 
 

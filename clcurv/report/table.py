@@ -93,7 +93,7 @@ def _layer_table(doc: KappaDocument, width: int, unicode_bars: bool) -> Table:
     if "bar" in shown:
         table.add_column("log s", no_wrap=True)
     if "λ_min" in shown:
-        table.add_column("λ_min", justify="right", no_wrap=True)
+        table.add_column("λ_min ≤", justify="right", no_wrap=True)
         table.add_column("steps", justify="right", no_wrap=True)
     table.add_column("λ", justify="right", no_wrap=True, style="bold")
     table.add_column("lr_scale", justify="right", no_wrap=True, style="bold")
