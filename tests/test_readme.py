@@ -244,7 +244,7 @@ def test_importance_consumer(place):
         consumer("scale_importance"),
         model=place.model,
         importance={n: torch.ones_like(p) for n, p in named.items()},
-        old={n: p.detach() - n.startswith("stem") for n, p in named.items()},
+        old={n: p.detach() - float(n.startswith("stem")) for n, p in named.items()},
         loss=torch.zeros(()),
         strength=2.0,
     )
