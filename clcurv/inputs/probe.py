@@ -25,6 +25,9 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 # Relative to the mean squared singular value of the standardised features.
 _RIDGES = np.logspace(-6, 4, 41)
 _SCALES = (1e-2, 100.0)
+# Of the median standard deviation. Standardising a smaller feature (MiniLM has one of 1e-8) would
+# give it weights that make all curvature below the head that feature's.
+_DEAD = 1e-3
 _MAX_EMPTY = 20  # classes of the head per class seen, beyond which the numbering is a mistake
 
 
@@ -64,7 +67,10 @@ def fit_ridge(
     fit without it is (y_i − ŷ_i)/(1 − H_ii) (Allen 1974; Golub, Heath & Wahba 1979). λ
     minimises the mean square of these over a grid. One-hot regression ranks classes well
     but its values are no log-odds, so one factor for all logits is chosen to minimise the
-    cross-entropy of the leave-one-out predictions.
+    cross-entropy of the leave-one-out predictions from smoothed targets: a class seen n_c times
+    among K has probability (n_c + 1)/(n_c + K), the others 1/(n_c + K) each (Platt 1999,
+    section 2.2). From one-hot targets a separable sample would make the factor as large as it
+    can get, the loss zero, and all its curvature rounding.
 
     Args:
         features: ``(n, d)``.
@@ -82,6 +88,8 @@ def fit_ridge(
     varies = std > 1e-12 * max(float(np.abs(features).max()), 1e-300)
     if not varies.any():
         raise NumericalError("the backbone's features are the same for every sample")
+    alive = varies & (std > 1e-6 * std.max())
+    varies &= std >= _DEAD * np.median(std[alive])
     std = np.where(varies, std, 1.0)
     x = np.where(varies, (features - mean) / std, 0.0)
     one_hot = np.eye(width)[classes]
@@ -103,8 +111,10 @@ def fit_ridge(
     fitted, residual = left_out(ridge)
     predicted = one_hot - residual
 
+    smoothed = _smoothed(classes, width)
+
     def loss(log_scale: float) -> float:
-        return _cross_entropy(np.exp(log_scale) * predicted, classes)
+        return _cross_entropy(np.exp(log_scale) * predicted, smoothed)
 
     low, high = np.log(_SCALES)
     found = scipy.optimize.minimize_scalar(loss, bounds=(low, high), method="bounded")
@@ -117,7 +127,7 @@ def fit_ridge(
         scale=scale,
         train_accuracy=float(((fitted + base).argmax(1) == classes).mean()),
         loo_accuracy=float((predicted.argmax(1) == classes).mean()),
-        loo_loss=float(found.fun),
+        loo_loss=_cross_entropy(scale * predicted, one_hot),
     )
 
 
@@ -181,7 +191,7 @@ def linear_probe(
         parameter.requires_grad_(True)
     note = (
         f"linear probe: ridge {fit.ridge:.3g} chosen by leave-one-out error, logits scaled by "
-        f"{fit.scale:.3g} to the lowest leave-one-out cross-entropy ({fit.loo_loss:.3g} nats); "
+        f"{fit.scale:.3g} (leave-one-out cross-entropy {fit.loo_loss:.3g} nats); "
         f"accuracy {fit.train_accuracy:.1%} on its {len(samples)} samples, "
         f"{fit.loo_accuracy:.1%} with each left out"
     )
@@ -288,6 +298,17 @@ def _pooled(output: Any, mask: Tensor | None) -> Tensor:
     return torch.as_tensor((hidden * weights).sum(1) / weights.sum(1).clamp(min=1))
 
 
-def _cross_entropy(logits: Array, classes: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-    normaliser = scipy.special.logsumexp(logits, axis=1)
-    return float((normaliser - logits[np.arange(len(classes)), classes]).mean())
+def _smoothed(classes: np.ndarray[Any, np.dtype[np.int64]], width: int) -> Array:
+    """Platt's targets ``(n, k)``; classes without a sample get nothing."""
+    counts = np.bincount(classes, minlength=width)
+    seen = counts > 0
+    others = np.where(seen, 1.0, 0.0) / (counts[classes] + seen.sum())[:, None]
+    own = (counts[classes] + 1) / (counts[classes] + seen.sum())
+    others[np.arange(len(classes)), classes] = own
+    return others
+
+
+def _cross_entropy(logits: Array, targets: Array) -> float:
+    """Mean over rows, of probabilities `targets`."""
+    log_p = logits - scipy.special.logsumexp(logits, axis=1, keepdims=True)
+    return float(-(targets * log_p).sum(axis=1).mean())

@@ -61,12 +61,26 @@ def test_leave_one_out_equals_refitting_without_the_sample() -> None:
     left_out = np.stack([refitted(i) for i in range(60)])
     assert fit.loo_accuracy == (left_out.argmax(1) == y).mean()
 
-    def loss(scale: float) -> float:
-        return cross_entropy(torch.from_numpy(scale * left_out), torch.from_numpy(y)).item()
+    counts = np.bincount(y)[y][:, None]
+    smoothed = np.where(np.eye(10)[y] == 1, counts + 1, 1) / (counts + 10)
 
-    assert fit.loo_loss == pytest.approx(loss(fit.scale), rel=1e-9)
-    best = scipy.optimize.minimize_scalar(loss, bounds=(0.01, 100), method="bounded")
-    assert fit.loo_loss == pytest.approx(best.fun, rel=1e-4)
+    def loss(scale: float, targets: np.ndarray) -> float:
+        return cross_entropy(torch.from_numpy(scale * left_out), torch.from_numpy(targets)).item()
+
+    assert fit.loo_loss == pytest.approx(loss(fit.scale, one_hot), rel=1e-9)
+    best = scipy.optimize.minimize_scalar(
+        loss, args=(smoothed,), bounds=(0.01, 100), method="bounded"
+    )
+    assert loss(fit.scale, smoothed) == pytest.approx(best.fun, rel=1e-6)
+
+
+def test_a_separable_sample_keeps_some_doubt() -> None:
+    """Its best scale is infinite for one-hot targets; Platt's give 1/(n_c + K) to each other."""
+    y = np.arange(30) % 3
+    x = 10 * np.eye(3)[y] + 0.01 * np.random.default_rng(0).normal(size=(30, 3))
+    fit = fit_ridge(x, y, 3)
+    p = torch.from_numpy(x @ fit.weight.T + fit.bias).softmax(dim=1).numpy()
+    assert p[np.arange(30), y] == pytest.approx(11 / 13, abs=0.02)
 
 
 def test_constant_features_are_left_out() -> None:
@@ -75,6 +89,15 @@ def test_constant_features_are_left_out() -> None:
     fit, plain = fit_ridge(widened, y, 10, ridge=1.0), fit_ridge(x, y, 10, ridge=1.0)
     assert np.allclose(fit.weight[:, :-1], plain.weight)
     assert np.allclose(fit.weight[:, -1], 0)
+
+
+def test_dead_features_are_left_out() -> None:
+    x, y = digits(100)
+    whisper = 1e-7 * (np.eye(10)[y] + np.random.default_rng(0).normal(size=(100, 10)))
+    fit = fit_ridge(np.concatenate([x, whisper], axis=1), y, 10, ridge=1.0)
+    plain = fit_ridge(x, y, 10, ridge=1.0)
+    assert np.allclose(fit.weight[:, :64], plain.weight)
+    assert np.allclose(fit.weight[:, 64:], 0)
 
 
 def test_features_that_carry_nothing_are_refused() -> None:
