@@ -13,6 +13,7 @@ from torch import nn
 from clcurv.curvature.objective import LossName, Objective
 from clcurv.diagnostics.kappa import KappaResult
 from clcurv.diagnostics.sensitivity import (
+    DTYPES,
     MAX_STEPS,
     PartialMeasurement,
     measure_kappa,
@@ -218,7 +219,7 @@ def kappa(
         report = _report(checkpoint, partial.result, ready, asked, complete=False)
         partial.document = report.document
         raise
-    _refuse_constant_loss(result)
+    ready.warnings.extend(_check_resolution(result))
     return _report(checkpoint, result, ready, asked)
 
 
@@ -413,13 +414,29 @@ def _device(asked: KappaOptions) -> str:
     return asked.device
 
 
-def _refuse_constant_loss(result: KappaResult) -> None:
+def _check_resolution(result: KappaResult) -> list[str]:
+    """Whether there was any curvature to measure; warnings where there hardly was.
+
+    Raises:
+        NumericalError: The loss is constant, or so small that its curvature is rounding.
+    """
     if all(x.status in ("below-resolution", "unused") for x in result.layers):
         raise NumericalError(
             f"the loss is constant around these weights (mean loss {result.mean_loss:.4g}): no "
             "layer has any curvature above rounding",
             hint="check the checkpoint and --loss; --dtype float64 resolves smaller curvature",
         )
+    if result.loss == "mse":
+        return []
+    # A confident network's residuals p - y are about as large as its loss, and p is known to eps.
+    rounding = torch.finfo(DTYPES[result.dtype]).eps / max(result.mean_loss, 1e-300)
+    told = f"the mean loss {result.mean_loss:.2g} is so small that rounding in {result.dtype}"
+    if rounding >= 0.1:
+        raise NumericalError(
+            f"{told} is all that is left of its curvature: the network is certain of everything",
+            hint="--dtype float64, or data that it has not been trained on",
+        )
+    return [f"{told} may change s by {rounding:.1%}"] if rounding > result.tol else []
 
 
 def _measuring(asked: KappaOptions, ready: _Prepared) -> dict[str, Any]:

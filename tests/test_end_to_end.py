@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import clcurv
-from clcurv.errors import InputError
+from clcurv.errors import InputError, NumericalError
 from clcurv.report.reader import load_document
 
 CHECKPOINTS = {"digits_resnet": (RESNET, 10), "digits_vit": (VIT, 10), "intent_bert": (BERT, 12)}
@@ -277,6 +277,33 @@ def test_live_module_with_tensors() -> None:
     assert head.s == pytest.approx(float(values[-1]), rel=1e-3)
     schedule = clcurv.load_schedule(report.document)
     assert schedule.param_groups(model, lr=1.0)
+
+
+def certain(scale: float, dtype: str) -> Any:
+    """A linear classifier whose logits are `scale` for the right class and 0 for two others."""
+    model = nn.Linear(3, 3)
+    with torch.no_grad():
+        model.weight.copy_(scale * torch.eye(3))
+        model.bias.zero_()
+    y = torch.arange(12) % 3
+    data = (torch.eye(3)[y], y)
+    return clcurv.kappa(model, data=data, layers="tensor", dtype=dtype, include_head=True)
+
+
+def test_curvature_of_a_network_certain_of_everything() -> None:
+    with pytest.raises(NumericalError, match=r"^the mean loss \S+ is so small .* certain of every"):
+        certain(15.0, "float32")
+    with pytest.raises(NumericalError, match=r"^the loss is constant .* \(mean loss 0\)"):
+        certain(20.0, "float32")
+    report = certain(20.0, "float64")
+    assert not any("rounding" in warning for warning in report.document.warnings)
+    rest = float(np.exp(-20.0))  # each other class, against the right one
+    p = torch.tensor([1.0, rest, rest], dtype=torch.float64) / (1 + 2 * rest)
+    # The weight's block falls apart into one of diag(p) - ppᵀ for each input feature.
+    expected = float(torch.linalg.eigvalsh(torch.diag(p) - torch.outer(p, p))[-1]) / 3
+    assert report.result.layers[0].s == pytest.approx(expected, rel=1e-2)
+    near = certain(13.0, "float32")
+    assert any("rounding in float32 may change s by" in w for w in near.document.warnings)
 
 
 # --- language models --------------------------------------------------------------------------

@@ -302,10 +302,10 @@ def _smoothed(classes: np.ndarray[Any, np.dtype[np.int64]], width: int) -> Array
     """Platt's targets ``(n, k)``; classes without a sample get nothing."""
     counts = np.bincount(classes, minlength=width)
     seen = counts > 0
-    others = np.where(seen, 1.0, 0.0) / (counts[classes] + seen.sum())[:, None]
-    own = (counts[classes] + 1) / (counts[classes] + seen.sum())
-    others[np.arange(len(classes)), classes] = own
-    return others
+    total = counts[classes] + seen.sum()
+    targets: Array = seen / total[:, None]
+    targets[np.arange(len(classes)), classes] = (counts[classes] + 1) / total
+    return targets
 
 
 def _cross_entropy(logits: Array, targets: Array) -> float:
