@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,11 @@ from clcurv.curvature.ggn import GGNGraph
 from clcurv.curvature.hessian import HessianGraph
 from clcurv.curvature.lanczos import Extremes
 from clcurv.curvature.numerics import borrowed, exact_numerics
-from clcurv.curvature.objective import IGNORE_INDEX, Objective
+from clcurv.curvature.objective import Objective
 from clcurv.curvature.operators import (
     BlockOperator,
     BuildGraph,
     LayerParams,
-    first_bad_module,
 )
 from clcurv.curvature.probe import PROBE_SAMPLES, Probe, probe
 from clcurv.curvature.search import block_extremes
@@ -29,7 +28,8 @@ from clcurv.diagnostics.crosscheck import pyhessian_check
 from clcurv.diagnostics.judgement import condition, layer_sensitivity
 from clcurv.diagnostics.kappa import KappaResult
 from clcurv.diagnostics.layout import Layout, lay_out, waves
-from clcurv.errors import NumericalError, UsageError
+from clcurv.diagnostics.survey import Survey, gradient_squares, survey, within_memory
+from clcurv.errors import UsageError
 from clcurv.inputs.dataset import Batch, Samples
 from clcurv.inputs.layers import Layer
 from clcurv.runtime import free_bytes
@@ -45,7 +45,6 @@ OPERATORS: dict[str, BuildGraph] = {
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MAX_STEPS = 60
-SURVEY_BATCH = 32
 SCOUT_FRACTION = 8
 SCOUT_LEAST = 16
 
@@ -60,17 +59,6 @@ class PartialMeasurement(KeyboardInterrupt):
         super().__init__("interrupted")
         self.result = result
         self.document: object | None = None
-
-
-@dataclass(frozen=True)
-class Survey:
-    """One forward pass over the sample."""
-
-    mean_loss: float
-    accuracy: float | None
-    chance: float | None
-    n_terms: int
-    scores: Tensor
 
 
 def measure_kappa(
@@ -125,13 +113,13 @@ def measure_kappa(
     started = time.perf_counter()
     tell = progress or (lambda stage, done, total: None)
     with _lent(model, layers, samples, operator, dtype, device) as (params, moved, build):
-        survey = _survey(model, moved.split(SURVEY_BATCH), objective, tell)
+        seen = survey(model, moved, objective, tell)
         build = OPERATORS[operator]
-        trial = probe(build, model, params, moved.split(PROBE_SAMPLES)[0], objective, seed=seed)
+        trial = _trial(build, model, params, moved, objective, seed)
         budget = _budget(memory, device)
         layout = lay_out(len(samples), params, trial, batch_size=batch_size, budget=budget)
         used = {n: p for n, p in params.items() if n not in trial.unused}
-        run = _Run(build, model, objective, moved, survey, layout, trial)
+        run = _Run(build, model, objective, moved, seen, layout, trial)
         numbers: dict[str, Extremes] = {}
 
         def finish(partial: Mapping[str, Extremes], notes: Sequence[str] = ()) -> KappaResult:
@@ -152,10 +140,10 @@ def measure_kappa(
                 layers=tuple(sensitivities),
                 **condition(sensitivities, shares, run.weights, include_head=include_head),
                 include_head=include_head,
-                mean_loss=survey.mean_loss,
-                accuracy=survey.accuracy,
-                chance=survey.chance,
-                n_terms=survey.n_terms,
+                mean_loss=seen.mean_loss,
+                accuracy=seen.accuracy,
+                chance=seen.chance,
+                n_terms=seen.n_terms,
                 n_batches=len(run.chunks),
                 batch_size=layout.chunk,
                 cost_gradients=run.cost,
@@ -185,14 +173,15 @@ def measure_kappa(
                 )
             result = finish(numbers, run.notes)
             if cross_check:
-                result = replace(
-                    result,
-                    cross_check=pyhessian_check(
-                        model, params, result.layers, moved.split(layout.chunk), objective, tell
+                checks = within_memory(
+                    lambda size: pyhessian_check(
+                        model, params, result.layers, moved.split(size), objective, tell
                     ),
+                    layout.chunk,
                 )
+                result = replace(result, cross_check=checks)
             if new_task is not None:
-                grads = _gradient_squares(
+                grads = gradient_squares(
                     model, params, _moved(new_task, device, DTYPES[dtype]), layout.chunk, objective
                 )
                 result = replace(result, new_task_grad_sq=grads)
@@ -223,9 +212,23 @@ def plan_kappa(
     """How `measure_kappa` would lay the work out; takes and raises the same."""
     del tol  # changes the time, not the memory laid out for it
     with _lent(model, layers, samples, operator, dtype, device) as (params, moved, build):
-        trial = probe(build, model, params, moved.split(PROBE_SAMPLES)[0], objective, seed=seed)
+        trial = _trial(build, model, params, moved, objective, seed)
         budget = _budget(memory, device)
         return lay_out(len(samples), params, trial, batch_size=batch_size, budget=budget)
+
+
+def _trial(
+    build: BuildGraph,
+    model: nn.Module,
+    params: LayerParams,
+    samples: Samples,
+    objective: Objective,
+    seed: int,
+) -> Probe:
+    return within_memory(
+        lambda size: probe(build, model, params, samples.split(size)[0], objective, seed=seed),
+        PROBE_SAMPLES,
+    )
 
 
 def _budget(memory: int | None, device: str) -> int:
@@ -362,60 +365,3 @@ def _moved(samples: Samples, device: str, dtype: torch.dtype) -> Samples:
         else {k: move(v) for k, v in inputs.items()},
         targets=move(samples.targets),
     )
-
-
-def _survey(
-    model: nn.Module, batches: Sequence[Batch], objective: Objective, tell: Progress
-) -> Survey:
-    scores, total, hits, terms = [], 0.0, 0, 0
-    for i, batch in enumerate(batches):
-        score, loss, correct = objective.curvature_scores(model, batch)
-        if not bool(loss.isfinite().all()):
-            where = first_bad_module(model, batch)
-            first = int((~loss.isfinite()).nonzero()[0]) + i * len(batches[0])
-            raise NumericalError(
-                f"the loss is not finite on sample {first} of micro-batch {i}{where}",
-                hint="clcurv reads the weights as they are: check the checkpoint and the inputs",
-            )
-        scores.append(score)
-        total += float(loss.sum())
-        hits += correct
-        terms += objective.terms(batch.targets)
-        tell("forward pass", i + 1, len(batches))
-    if terms == 0:
-        raise NumericalError("no term of the loss is scored: every target is ignored")
-    targets = torch.cat([b.targets.reshape(-1) for b in batches])
-    known = not targets.is_floating_point()
-    chance = None
-    if known:
-        counted = targets[targets != IGNORE_INDEX]
-        chance = float(torch.unique(counted, return_counts=True)[1].max()) / len(counted)
-    return Survey(
-        mean_loss=total / terms,
-        accuracy=hits / terms if known else None,
-        chance=chance,
-        n_terms=terms,
-        scores=torch.cat(scores),
-    )
-
-
-def _gradient_squares(
-    model: nn.Module, params: LayerParams, samples: Samples, size: int, objective: Objective
-) -> dict[str, float]:
-    """‖g_ℓ‖² of the mean loss on another sample."""
-    total = {n: [torch.zeros_like(p) for p in ps] for n, ps in params.items()}
-    terms = 0
-    for batch in samples.split(size):
-        terms += objective.terms(batch.targets)
-        loss = objective.loss_sum(model, batch)
-        flat = [p for ps in params.values() for p in ps]
-        grads = iter(torch.autograd.grad(loss, flat, allow_unused=True))
-        for sums in total.values():
-            for s in sums:
-                g = next(grads)
-                if g is not None:
-                    s += g
-    return {
-        n: sum(float((s / terms).double().square().sum()) for s in sums)
-        for n, sums in total.items()
-    }
