@@ -21,6 +21,7 @@ from clcurv.errors import ArchitectureError, NumericalError, ResourceError
 from clcurv.inputs.dataset import Batch
 
 PROBE_SAMPLES = 4
+STRETCH = 0.7
 FUSED = "build the model without fused or custom kernels for it"
 
 
@@ -30,7 +31,8 @@ class Probe:
 
     Attributes:
         unused: Layers whose parameters the loss does not depend on.
-        noise: Layer -> |uᵀHw − wᵀHu| for random unit u, w: the size of rounding.
+        noise: Layer -> the size of rounding: |uᵀHw − wᵀHu| or ‖H(cu)/c − Hu‖, whichever is
+            larger, for random unit u, w.
         bytes_per_sample: Memory of one sample's graph.
         gradient_flops, graph_flops: Of one plain gradient and one kept graph, a sample.
         product_flops: Layer -> of one product, a sample.
@@ -128,16 +130,19 @@ def _probe(
             hu = graph.product(name, u)
         product_flops[name] = counter.get_total_flops() / len(batch)
         hw, again = graph.product(name, w), graph.product(name, u)
-        # |a - b|² without a second copy of either
-        apart = _dot(hu, hu) - 2 * _dot(hu, again) + _dot(again, again)
-        if apart > 1e-5 * _dot(hu, hu):
+        apart = _distance(hu, again)
+        if apart**2 > 1e-5 * _dot(hu, hu):
             raise NumericalError(
                 f"two identical curvature products of layer {name} differ: the loss is not "
                 "deterministic",
                 hint="look for dropout or sampling applied by hand in the model's forward",
             )
+        # Products of one number are symmetric however they are rounded; but a stretched vector
+        # is rounded differently on every step of the way.
+        stretched = graph.product(name, [STRETCH * a for a in u])
+        linear = _distance(hu, [None if a is None else a / STRETCH for a in stretched])
         n = max(1, objective.terms(batch.targets))
-        noise[name] = abs(_dot(w, hu) - _dot(u, hw)) / n
+        noise[name] = max(abs(_dot(w, hu) - _dot(u, hw)), linear) / n
     return Probe(
         unused=unused,
         noise=noise,
@@ -192,6 +197,15 @@ def _dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
         for x, y in zip(a, b, strict=True)
         if x is not None and y is not None
     )
+
+
+def _distance(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+    square = sum(
+        float((x.double() - y.double()).square().sum())
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None
+    )
+    return float(square**0.5)
 
 
 def _operation(text: str) -> str:
