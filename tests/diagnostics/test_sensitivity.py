@@ -138,8 +138,10 @@ class TestDense:
                 assert layer.converged
                 assert layer.s == pytest.approx(extremes(hessian_block(*given, block))[0], rel=1e-2)
 
-    @pytest.mark.parametrize("every", [4, 8])
-    def test_a_layer_that_the_hardest_samples_never_meet(self, every: int) -> None:
+    @pytest.mark.parametrize(("every", "size", "gain", "common"), [(4, 1, 1.5, 3), (8, 2, 15, 1)])
+    def test_a_layer_that_the_hardest_samples_never_meet(
+        self, every: int, size: float, gain: float, common: int
+    ) -> None:
         """Most texts use a few common words and are predicted well; the others rare ones.
 
         The hardest samples only hold rare words, and the block falls apart over vocabularies:
@@ -157,10 +159,11 @@ class TestDense:
 
         n, model = 256, Bag()
         rare = torch.arange(n) % every == 0
-        x = torch.where(rare[:, None], torch.randint(20, 100, (n, 3)), torch.randint(0, 3, (n, 3)))
+        rare_words, common_words = torch.randint(20, 100, (n, 3)), torch.randint(common, (n, 3))
+        x = torch.where(rare[:, None], rare_words, common_words)
         with torch.no_grad():
-            model.embed.weight[:20] *= every / 4
-            model.fc.weight *= 1.5 * (every / 4) ** 2
+            model.embed.weight[:20] *= size
+            model.fc.weight *= gain
             out = model(x)
         y = torch.where(rare, out.argmin(1), out.argmax(1))
         case = Case(model, Samples(x, y), Objective())
