@@ -15,7 +15,7 @@ ch. 10-11).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from clcurv.curvature.products import Products, project
 # On real networks the error came out up to 1.3 times the estimate below.
 MARGIN = 1.5
 RUNNERS_UP = 4
+LARGEST_CLUSTER = 3
 
 ProductsOf = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Products]]
 
@@ -94,6 +95,7 @@ def lockstep_extremes(
     *,
     tol: float,
     max_steps: int,
+    pursue: int = 1,
     near: float | None = None,
     runner_tol: float = 0.1,
     bottom: bool = False,
@@ -110,6 +112,7 @@ def lockstep_extremes(
         starts: Layer -> where to start.
         tol: Largest estimated error of the top value, relative to it.
         max_steps: Products a block may take.
+        pursue: How many of the largest Ritz pairs to grow the subspace by.
         near: If given, the runners-up whose value is at least this part of the top's are pursued
             too: in a cluster the first to converge need not be the largest.
         runner_tol: Residual that is enough for them, relative to the top value.
@@ -135,12 +138,16 @@ def lockstep_extremes(
             state = states[name] = space.extremes(
                 tol, bottom_tol or tol, bottom_patience, residual_tol
             )
-            wanted = [] if state.top_converged else [0]
+            wanted = [] if state.top_converged else list(range(min(pursue, state.steps)))
             if near is not None:
                 wanted += _unsettled(state, near, runner_tol)
             if bottom and not state.bottom_converged:
                 wanted.append(state.steps - 1)
-            if not space.grow(wanted, min(max_steps, space.dimension) - state.steps):
+            room = min(max_steps, space.dimension) - state.steps
+            if not space.grow(wanted, room):
+                if bottom and room > 0 and not state.bottom_converged:
+                    # Nothing but rounding is left of its residual.
+                    states[name] = replace(state, bottom_converged=True)
                 del spaces[name]
         if on_pass is not None:
             on_pass(states, len(starts) - len(spaces))
@@ -228,7 +235,9 @@ class _Subspace:
         tops = [self._pair(ritz[i], rotation[:, i]) for i in range(min(1 + RUNNERS_UP, len(ritz)))]
         low = self._pair(ritz[-1], rotation[:, -1])
         scale = max(abs(ritz[0]), abs(ritz[-1]))
-        error = MARGIN * temple_error(ritz, [p.residual for p in tops], self._ratios)
+        error = MARGIN * temple_error(
+            ritz, [p.residual for p in tops[:LARGEST_CLUSTER]], self._ratios
+        )
         relative = error / (ritz[0] if ritz[0] > 0 else scale) if scale > 0 else 0.0
         bottom_relative = low.residual / scale if scale > 0 else 0.0
         self._lows.append(low.value)

@@ -21,9 +21,9 @@ from clcurv.curvature.operators import BlockOperator
 
 # Found on a half-trained ViT, whose attention blocks have clustered spectra: with NEAR at 0.8 one
 # layer in a hundred settled 5 % low.
-SCOUT_TOL = 1e-2
-RUNNER_TOL = 0.1
-NEAR = 0.5
+SCOUT_TOL = 1e-3
+RUNNER_TOL = 0.05
+NEAR = 0.6
 NEARER = 0.85
 
 OnPass = Callable[[str, Mapping[str, Extremes], int], None]
@@ -63,19 +63,21 @@ def block_extremes(
         return lockstep_extremes(
             full.products,
             starts,
-            tol=tol,
+            tol=min(SCOUT_TOL, tol),
             max_steps=max_steps,
+            pursue=2,
             near=NEAR,
             runner_tol=RUNNER_TOL,
             bottom=bottom,
-            residual_tol=max(min(RUNNER_TOL, tol**0.5), tol),
+            residual_tol=RUNNER_TOL,
             on_pass=report("all data"),
         )
     found = lockstep_extremes(
         scout.products,
         starts,
-        tol=max(min(SCOUT_TOL, tol), SCOUT_TOL / 10),
+        tol=SCOUT_TOL,
         max_steps=2 * max_steps,
+        pursue=2,
         bottom=bottom,
         bottom_tol=tol / 3,
         near=NEAR,
@@ -92,7 +94,7 @@ def block_extremes(
         bottom=bottom,
         bottom_patience=1,
         near=NEARER,
-        runner_tol=RUNNER_TOL,
+        runner_tol=2 * RUNNER_TOL,
         on_pass=report("all data"),
     )
 

@@ -339,6 +339,15 @@ class TestMemory:
         same(operator.products(vectors), found)
         assert len(operator.notes) == {3: 1, 2: 2, 1: 3}[limit]
 
+    def test_keeps_no_graph_any_more(self) -> None:
+        error = torch.OutOfMemoryError("CUDA out of memory")
+        build, operator = counted(mlp(), build=starved(2, error), keep_graphs=4)
+        vectors = one_vector_each(operator)
+        operator.products(vectors)
+        before = len(build.calls)
+        operator.products(vectors)
+        assert len(build.calls) == before + 7  # 13 samples in chunks of 4, halved
+
     def test_in_the_midst_of_a_product(self) -> None:
         class Starved(HessianGraph):
             def __init__(self, model, batch, objective, layers):

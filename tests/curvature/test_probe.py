@@ -191,6 +191,12 @@ def test_unused_layers_are_named(kind: str) -> None:
     assert tried(case, kind).unused == {"spare"}
 
 
+def test_a_layer_used_in_part_is_used() -> None:
+    case = around(nn.Tanh())
+    case.model[0].register_parameter("spare", nn.Parameter(torch.zeros(2)))
+    assert tried(case).unused == frozenset()
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_network_passes(name: str, kind: str) -> None:
@@ -223,7 +229,9 @@ def test_costs_are_those_of_the_layers() -> None:
 @pytest.mark.parametrize("width", [32, 128])
 def test_bytes_grow_with_the_activations_not_with_the_weights(width: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    model = nn.Sequential(
+        nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
+    )
     case = Case(model, Samples(torch.randn(4, width), torch.randint(3, (4,))), Objective())
     per_sample = tried(case).bytes_per_sample
     assert 4 * width < per_sample < 4 * width * 20
