@@ -67,6 +67,7 @@ def test_waves_hold_every_layer_once_in_order(sizes: list[int], budget: int) -> 
     found = list(waves(given_layers, budget))
     assert [name for wave in found for name in wave] == list(given_layers)
     for wave in found:
+        assert wave
         taken = sum(basis_bytes(p) for p in wave.values())
         assert taken <= budget // 2 or len(wave) == 1
     for one, following in pairwise(found):
