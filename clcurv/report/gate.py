@@ -257,6 +257,11 @@ def _doubt(place: Found, doc: KappaDocument) -> str:
             return "not converged"
     if parent is doc.kappa and place.field in {"value", "p90_p10"} and doc.kappa.status != "ok":
         return f"κ was refused ({doc.kappa.reason})"
+    if parent is doc.kappa and place.field in {"value", "p90_p10"}:
+        counted = [g for g in doc.groups if doc.kappa.include_head or not g.is_head]
+        open_ = [g.name for g in counted if g.status == "unconverged"]
+        if open_:
+            return f"layer {open_[0]} is not converged"
     return ""
 
 

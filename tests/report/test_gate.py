@@ -113,6 +113,15 @@ def test_unconverged_and_refused_are_inconclusive():
     assert judge("groups[*].s>1e6", unused)[0] == "pass"
 
 
+def test_kappa_of_an_unconverged_layer_is_not_judged():
+    layers = [make_layer(f"b{i}", i, s) for i, s in enumerate(S)]
+    layers[2] = make_layer("b2", 2, S[2], status="unconverged", converged=False)
+    document = make_document(layers=layers)
+    assert judge("kappa>1", document) == ("inconclusive", 11)
+    assert judge("kappa.p90_p10>1", document) == ("inconclusive", 11)
+    assert judge("groups[0].s>1", document) == ("fail", 10)
+
+
 def test_policy_and_precedence():
     gates = [parse_gate("kappa>300"), parse_gate("kappa>200"), parse_gate("kappa>100")]
     report = doc(kappa=180.0, kappa_low=120.0, kappa_high=250.0)
