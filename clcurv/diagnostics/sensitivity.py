@@ -314,8 +314,9 @@ class _Run:
     def _scout(self, wave: LayerParams) -> BlockOperator | None:
         """A part of the sample that stands for all of it.
 
-        Where few samples carry most of the loss' curvature (a fitted network) it is those;
-        otherwise the first ones of the sample, which is in random order.
+        Where few samples carry most of the loss' curvature (a fitted network) half of it is
+        those. The rest are the first ones of the sample, which is in random order: alone, the
+        hardest samples may never touch a direction (a word's embedding) that most others do.
         """
         n = max(SCOUT_LEAST, math.ceil(len(self.samples) / SCOUT_FRACTION))
         if len(self.samples) < 4 * n:
@@ -324,7 +325,8 @@ class _Run:
         heaviest = scores.topk(n)
         rows = torch.arange(n, device=scores.device)
         if float(heaviest.values.sum()) > float(scores.sum()) / 2:
-            rows = heaviest.indices.sort().values
+            rows = torch.cat([rows[: n // 2], heaviest.indices[: n - n // 2]])
+            rows = torch.unique(rows)
         inputs = self.samples.inputs
         part = Samples(
             inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},
