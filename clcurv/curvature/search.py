@@ -12,6 +12,7 @@ its first.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -50,8 +51,9 @@ def block_extremes(
         bottom: Whether to pursue the smallest eigenvalue (to `tol` of the spectrum's scale).
         on_pass: Called after every pass with the stage, the layers' states, and layers done.
     """
-    generator = torch.Generator().manual_seed(seed)
-    starts = {name: random_start(full.like(name), 2, generator) for name in full.names}
+    starts = {
+        name: random_start(full.like(name), 2, _own_generator(seed, name)) for name in full.names
+    }
 
     def report(stage: str) -> Callable[[Mapping[str, Extremes], int], None] | None:
         if on_pass is None:
@@ -97,6 +99,11 @@ def block_extremes(
         runner_tol=2 * RUNNER_TOL,
         on_pass=report("all data"),
     )
+
+
+def _own_generator(seed: int, name: str) -> torch.Generator:
+    """A layer's start is its own, whichever other layers are measured with it."""
+    return torch.Generator().manual_seed(((seed << 32) ^ zlib.crc32(name.encode())) % 2**63)
 
 
 def _informed(found: Extremes, bottom: bool) -> Start:

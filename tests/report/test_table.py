@@ -113,13 +113,15 @@ def test_layers_without_s_and_warnings_and_verdicts():
             make_layer("c", 2, 3.0, status="unconverged", converged=False),
         ]
     )
-    doc = doc.with_verdict(evaluate([parse_gate("kappa>0.5"), parse_gate("kappa>5")], doc))
+    doc = doc.with_verdict(
+        evaluate([parse_gate("groups[0].s>0.5"), parse_gate("groups[0].s>5")], doc)
+    )
     text = show(doc)
     assert "unused" in text
     assert "no gradient reaches it" in text
     assert "3.00 unconverged" in text
-    assert "kappa>0.5: FAILED: kappa.value is 1.00" in text
-    assert "kappa>5: holds" in text
+    assert "groups[0].s>0.5: FAILED" in text
+    assert "groups[0].s>5: holds" in text
 
 
 def test_markdown_has_one_row_a_layer_and_nothing_acts():
