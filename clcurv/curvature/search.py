@@ -71,7 +71,7 @@ def block_extremes(
             near=NEAR,
             runner_tol=RUNNER_TOL,
             bottom=bottom,
-            residual_tol=RUNNER_TOL,
+            residual_tol=RUNNER_TOL / 5,
             on_pass=report("all data"),
         )
     found = lockstep_extremes(
