@@ -92,6 +92,8 @@ def _judge(found: Extremes, floor: float) -> tuple[Status, str]:
     scale = max(abs(s), abs(found.bottom.value))
     if scale <= floor or scale == 0.0:
         return "below-resolution", f"|s| ≤ {floor:.1e}, the size of rounding"
+    if s <= 0 and not found.top_converged:
+        return "unconverged", f"no upward curvature found in {found.steps} steps"
     if s <= 0:
         return "non-positive", f"largest eigenvalue {s:.3g}: curved downwards in every direction"
     if s <= floor:
@@ -113,7 +115,11 @@ def condition(
     κ is refused where a layer that counts has no positive s above rounding; the layer is named.
     """
     counted = [x for x in layers if include_head or not x.is_head]
-    bad = [x for x in counted if x.status in ("non-positive", "below-resolution")]
+    bad = [
+        x
+        for x in counted
+        if x.status in ("non-positive", "below-resolution") or (x.s is not None and x.s <= 0)
+    ]
     usable = [x for x in counted if x.s is not None and x.status in ("ok", "unconverged")]
     refused = Condition(
         kappa=None, kappa_low=None, kappa_high=None, p90_p10=None, status="refused", reason=""

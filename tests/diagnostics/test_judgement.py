@@ -103,6 +103,13 @@ def test_curved_downwards() -> None:
     assert "-1" in found.reason
 
 
+def test_a_negative_value_after_too_few_steps_is_no_saddle() -> None:
+    found = judged(extremes_of(*np.linspace(-3, 0.1, 40), max_steps=1, seed=1))
+    assert found.s < 0
+    assert (found.status, found.converged) == ("unconverged", False)
+    assert "1 steps" in found.reason
+
+
 def test_unconverged_says_how_far() -> None:
     found = judged(extremes_of(*np.linspace(0.9, 1, 40), max_steps=2))
     assert (found.status, found.converged) == ("unconverged", False)
@@ -144,6 +151,10 @@ class TestCondition:
         assert (found["status"], found["reason"]) == ("refused", "layer x.y: why")
         assert found["kappa"] is found["kappa_low"] is found["kappa_high"] is None
         assert found["p90_p10"] is None
+
+    def test_refused_where_too_few_steps_found_nothing_positive(self) -> None:
+        early = make_layer("early", 3, -0.1, status="unconverged", reason="2 steps")
+        assert self.of((*self.layers, early))["reason"] == "layer early: 2 steps"
 
     def test_a_bad_head_does_not_count(self) -> None:
         head = make_layer("head", 3, -1.0, status="non-positive", is_head=True)
