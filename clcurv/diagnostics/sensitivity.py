@@ -315,18 +315,20 @@ class _Run:
         """A part of the sample that stands for all of it.
 
         Where few samples carry most of the loss' curvature (a fitted network) half of it is
-        those. The rest are the first ones of the sample, which is in random order: alone, the
-        hardest samples may never touch a direction (a word's embedding) that most others do.
+        those; the others are the first ones of the sample, which is in random order. The
+        heaviest alone may never meet what the rest has in common, an embedding's commonest
+        rows for one, and a search that starts without a direction may never find it.
         """
         n = max(SCOUT_LEAST, math.ceil(len(self.samples) / SCOUT_FRACTION))
         if len(self.samples) < 4 * n:
             return None
         scores = self.survey.scores
-        heaviest = scores.topk(n)
         rows = torch.arange(n, device=scores.device)
-        if float(heaviest.values.sum()) > float(scores.sum()) / 2:
-            rows = torch.cat([rows[: n // 2], heaviest.indices[: n - n // 2]])
-            rows = torch.unique(rows)
+        if float(scores.topk(n).values.sum()) > float(scores.sum()) / 2:
+            heaviest = scores.topk(n // 2).indices
+            others = torch.ones_like(scores, dtype=torch.bool)
+            others[heaviest] = False
+            rows = torch.cat([heaviest, others.nonzero()[: n - n // 2, 0]]).sort().values
         inputs = self.samples.inputs
         part = Samples(
             inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},
