@@ -18,5 +18,5 @@ class EmpiricalFisherGraph(GGNGraph):
     def _outputs(self, rows: Tensor) -> Tensor:
         return self._objective.per_term(rows, self._targets)
 
-    def _curve(self, jv: Tensor) -> Tensor:
+    def _curve(self, jv: Tensor, batched: bool) -> Tensor:
         return jv

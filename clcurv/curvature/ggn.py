@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from clcurv.curvature.lean import lean_graphs
 from clcurv.curvature.objective import Objective, forward
 from clcurv.curvature.operators import LayerParams, checked_sum, gradients_by_layer, pullback
 from clcurv.inputs.dataset import Batch
@@ -22,7 +23,9 @@ class GGNGraph:
     def __init__(
         self, model: nn.Module, batch: Batch, objective: Objective, layers: LayerParams
     ) -> None:
-        rows, targets = objective.rows(forward(model, batch), batch.targets)
+        with lean_graphs():
+            output = forward(model, batch)
+        rows, targets = objective.rows(output, batch.targets)
         checked_sum(objective.per_term(rows.detach(), targets))
         self._objective, self._targets = objective, targets
         self._keep(self._outputs(rows), layers)
@@ -32,12 +35,12 @@ class GGNGraph:
         self._rows = rows.detach()
         return rows
 
-    def _curve(self, jv: Tensor) -> Tensor:
+    def _curve(self, jv: Tensor, batched: bool) -> Tensor:
         """H_L times jv, H_L the Hessian of the summed loss in its rows."""
         z = self._rows.clone().requires_grad_(True)
         loss = self._objective.per_term(z, self._targets).sum()
         (slope,) = torch.autograd.grad(loss, z, create_graph=True)
-        (out,) = torch.autograd.grad(slope, z, jv)
+        (out,) = torch.autograd.grad(slope, z, jv, is_grads_batched=batched)
         return out
 
     def _keep(self, outputs: Tensor, layers: LayerParams) -> None:
@@ -45,9 +48,11 @@ class GGNGraph:
         self._u = torch.zeros_like(outputs, requires_grad=True)
         self._pulled = gradients_by_layer(outputs, layers, self._u)
 
-    def product(self, layer: str, vector: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def product(
+        self, layer: str, vector: Sequence[Tensor], *, batched: bool = False
+    ) -> Sequence[Tensor | None]:
         params = self._layers[layer]
-        (jv,) = pullback(self._pulled[layer], vector, [self._u])
+        (jv,) = pullback(self._pulled[layer], vector, [self._u], batched=batched)
         if jv is None:
             return [None] * len(params)
-        return pullback([self._out], [self._curve(jv)], params)
+        return pullback([self._out], [self._curve(jv, batched)], params, batched=batched)

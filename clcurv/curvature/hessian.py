@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from clcurv.curvature.objective import Objective, forward
+from clcurv.curvature.lean import lean_graphs
+from clcurv.curvature.objective import Objective
 from clcurv.curvature.operators import LayerParams, checked_sum, gradients_by_layer, pullback
 from clcurv.inputs.dataset import Batch
 
@@ -21,10 +22,13 @@ class HessianGraph:
     def __init__(
         self, model: nn.Module, batch: Batch, objective: Objective, layers: LayerParams
     ) -> None:
-        rows, targets = objective.rows(forward(model, batch), batch.targets)
-        total = checked_sum(objective.per_term(rows, targets))
+        with lean_graphs():
+            output = objective.output(model, batch)
+        total = checked_sum(objective.losses(output, batch.targets))
         self._params = layers
         self.gradients = gradients_by_layer(total, layers)
 
-    def product(self, layer: str, vector: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        return pullback(self.gradients[layer], vector, self._params[layer])
+    def product(
+        self, layer: str, vector: Sequence[Tensor], *, batched: bool = False
+    ) -> Sequence[Tensor | None]:
+        return pullback(self.gradients[layer], vector, self._params[layer], batched=batched)

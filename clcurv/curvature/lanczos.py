@@ -14,6 +14,7 @@ ch. 10-11).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,7 @@ def lockstep_extremes(
     bottom_tol: float | None = None,
     bottom_patience: int = 4,
     residual_tol: float | None = None,
+    doubt: float | None = None,
     on_pass: Callable[[Mapping[str, Extremes], int], None] | None = None,
 ) -> dict[str, Extremes]:
     """Largest (and smallest) eigenvalue of every block.
@@ -123,6 +125,8 @@ def lockstep_extremes(
             most eigenvalues are near zero.
         residual_tol: If given, the top pair's residual, relative to its value, must be
             within it too.
+        doubt: If given, the chance left that an eigenvalue further out than the tolerances allow
+            stays unseen; needs one Gaussian start a block. See `unseen`.
         on_pass: Called after each pass with every layer's state and how many are done.
 
     Cost: one product a vector, for the layers still active; memory 2 k d numbers a layer.
@@ -138,16 +142,22 @@ def lockstep_extremes(
             state = states[name] = space.extremes(
                 tol, bottom_tol or tol, bottom_patience, residual_tol
             )
+            if doubt is not None:
+                state = states[name] = space.beyond_doubt(state, tol, bottom_tol or tol, doubt)
             wanted = [] if state.top_converged else list(range(min(pursue, state.steps)))
             if near is not None:
                 wanted += _unsettled(state, near, runner_tol)
             if bottom and not state.bottom_converged:
                 wanted.append(state.steps - 1)
+            if doubt is not None and wanted:
+                wanted = [space.outward]  # residuals from one start are parallel: the longest
             room = min(max_steps, space.dimension) - state.steps
             if not space.grow(wanted, room):
                 if bottom and room > 0 and not state.bottom_converged:
                     # Nothing but rounding is left of its residual.
                     states[name] = replace(state, bottom_converged=True)
+                if doubt is not None and room > 0:
+                    states[name] = replace(state, top_converged=True, bottom_converged=bottom)
                 del spaces[name]
         if on_pass is not None:
             on_pass(states, len(starts) - len(spaces))
@@ -162,6 +172,27 @@ def _unsettled(state: Extremes, near: float, runner_tol: float) -> list[int]:
         for i, pair in enumerate(state.runners_up, start=1)
         if top > 0 and pair.value >= near * top and pair.residual > runner_tol * top
     ]
+
+
+def unseen(
+    x: float, values: Sequence[float], log_betas: float, dimension: int, doubt: float
+) -> bool:
+    """Whether an eigenvalue as far out as x is ruled out, but for a chance of `doubt`.
+
+    The Lanczos vector to come is p(H) times the start, p(x) = Π(x − θ_i)/Π β_i, and has unit
+    length. So an eigenvalue x whose eigenvector has the component c in the start obeys
+    |p(x)| ≤ 1/|c|; and a Gaussian start's |c| is below doubt · √(π/2d) with probability `doubt`
+    (van Dorsselaer, Hochstenbach & van der Vorst 2000, section 3).
+
+    Args:
+        x: Beyond all Ritz values, above or below.
+        values: Ritz values θ_i.
+        log_betas: Σ log β_i.
+        dimension: d of the block.
+        doubt: The chance.
+    """
+    grown = sum(math.log(abs(x - v)) for v in values) - log_betas
+    return grown >= -math.log(doubt * math.sqrt(math.pi / (2 * dimension)))
 
 
 def temple_error(
@@ -198,6 +229,8 @@ class _Subspace:
         self._ratios = start.ratios
         self._noise = 0.0
         self._lows: list[float] = []
+        self._log_betas = 0.0
+        self.outward = 0
         self.dimension = start.vectors.shape[1]
         self.pending = self._orthonormal(start.vectors)
 
@@ -259,6 +292,27 @@ class _Subspace:
             shares=torch.einsum("i,cij,j->c", rotation[:, 0], self._shares, rotation[:, 0]),
             noise=self._noise,
         )
+
+    def beyond_doubt(
+        self, state: Extremes, tol: float, bottom_tol: float, doubt: float
+    ) -> Extremes:
+        """The state, not converged where something further out may be unseen; once a pass."""
+        scale = max(abs(state.top.value), abs(state.bottom.value))
+        last = self._rotation[-1].abs()
+        self.outward = int(last.argmax())
+        _, residual = self._residual(self._values[self.outward], self._rotation[:, self.outward])
+        beta = float(residual.double().norm() / last[self.outward])
+        tiny = torch.finfo(self._basis.dtype).eps * scale
+        if beta <= tiny or state.steps == self.dimension:
+            return state
+        self._log_betas += math.log(beta)
+
+        def ruled_out(x: float) -> bool:
+            return unseen(x, self._values, self._log_betas, self.dimension, doubt)
+
+        top = ruled_out(state.top.value + tol * (abs(state.top.value) or scale))
+        bottom = ruled_out(state.bottom.value - bottom_tol * scale)
+        return replace(state, top_converged=top, bottom_converged=bottom)
 
     def grow(self, wanted: Sequence[int], room: int) -> bool:
         """Makes residuals of the wanted Ritz pairs pending; False when nothing new is in them."""

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clcurv.inputs.modules import refuse_complex, written_back
+
 
 @contextmanager
 def exact_numerics(model: nn.Module) -> Iterator[None]:
@@ -40,32 +42,32 @@ def borrowed(
     """Lends `model` in eval mode with only `parameters` requiring grad; undoes it all.
 
     Mode, ``requires_grad``, ``.grad``, the data of parameters and buffers (also when `dtype`
-    or `device` differ) and activation-checkpointing switches are as before afterwards.
+    or `device` differ) and the switches of activation checkpointing and sparse gradients are as
+    before afterwards.
+
+    Raises:
+        ArchitectureError: Complex parameters.
     """
+    refuse_complex(model)
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.data, p.grad) for p in model.parameters()]
-    buffers = [
-        (m, name, b, b.detach().clone())
+    switches = [
+        (m, name)
         for m in model.modules()
-        for name, b in m._buffers.items()
-        if b is not None
-    ]
-    checkpointing = [
-        (m, name, getattr(m, name))
-        for m in model.modules()
-        for name in ("gradient_checkpointing", "grad_checkpointing")
+        for name in ("gradient_checkpointing", "grad_checkpointing", "sparse")
         if getattr(m, name, False) is True
+        and (name != "sparse" or isinstance(m, nn.Embedding | nn.EmbeddingBag))
     ]
     wanted = {id(p) for p in parameters}
+    lent = ExitStack()
     try:
-        for m, name, _ in checkpointing:
+        lent.enter_context(written_back(model))
+        for m, name in switches:
             setattr(m, name, False)
         for p, _, _, _ in flags:
             p.grad = None
         model.eval()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.to(device=device, dtype=dtype)
+        cast(model, dtype, device)
         for p, _, _, _ in flags:
             p.requires_grad_(id(p) in wanted)
         yield model
@@ -74,11 +76,23 @@ def borrowed(
             p.data = data
             p.requires_grad_(required)
             p.grad = grad
-        for m, name, b, value in buffers:
-            if not torch.equal(b, value):  # a forward pass wrote to it
-                b.copy_(value)
-            m._buffers[name] = b
+        lent.close()
         for m, mode in modes:
             m.training = mode
-        for m, name, value in checkpointing:
-            setattr(m, name, value)
+        for m, name in switches:
+            setattr(m, name, True)
+
+
+def cast(model: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
+    """`model.to`, which would cast complex buffers (rotary frequencies, say) to their real part."""
+    turning = [
+        (m, name, b)
+        for m in model.modules()
+        for name, b in m._buffers.items()
+        if b is not None and b.is_complex()
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.to(device=device, dtype=dtype)
+    for m, name, b in turning:
+        m._buffers[name] = b.to(device=device, dtype=dtype.to_complex())

@@ -7,7 +7,7 @@ so a ragged last batch or a batch full of padding weighs exactly what it should.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from clcurv.inputs.dataset import Batch
 
 LossName = Literal["cross-entropy", "mse", "next-token", "masked-lm"]
 IGNORE_INDEX = -100
+BATCH_TOLERANCE = 1e-2  # of the outputs: other batch sizes take other kernels
 
 
 def forward(model: nn.Module, batch: Batch) -> Tensor:
@@ -30,7 +31,21 @@ def forward(model: nn.Module, batch: Batch) -> Tensor:
         raise MismatchError(
             f"the model returns {type(output).__name__}, not a tensor or an object with .logits"
         )
+    if output.ndim == 0 or not output.is_floating_point():
+        raise MismatchError(
+            f"the model returns {str(output.dtype).removeprefix('torch.')} numbers of shape "
+            f"{tuple(output.shape)}, not real ones for every sample",
+            hint="measure the network that gives logits or predictions, before argmax or its loss",
+        )
     return output
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """Some samples of a batch."""
+    rows, inputs = slice(start, stop), batch.inputs
+    if isinstance(inputs, Tensor):
+        return Batch(inputs[rows], batch.targets[rows])
+    return Batch({k: v[rows] for k, v in inputs.items()}, batch.targets[rows])
 
 
 @dataclass(frozen=True)
@@ -45,12 +60,15 @@ class Objective:
         scale: Constant factor on the loss (curvature is proportional to it).
     """
 
-    name: LossName = "cross-entropy"
+    name: str = "cross-entropy"
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("cross-entropy", "mse", "next-token", "masked-lm"):
-            raise UsageError(f"unknown loss {self.name!r}")
+        if self.name not in get_args(LossName):
+            raise UsageError(
+                f"unknown loss {self.name!r}",
+                hint=f"--loss {' | '.join(get_args(LossName))} | file.py:function",
+            )
 
     def terms(self, targets: Tensor) -> int:
         """Number of loss terms behind targets, shape as in `Batch`."""
@@ -108,19 +126,63 @@ class Objective:
             return self.scale * (rows - targets).square().mean(dim=1)
         return self.scale * functional.cross_entropy(rows, targets, reduction="none")
 
+    def output(self, model: nn.Module, batch: Batch) -> Any:
+        """What `losses` takes: the model's output for a batch."""
+        return forward(model, batch)
+
+    def losses(self, output: Any, targets: Tensor) -> Tensor:
+        """Loss of every term, shape (T,), of what `output` returned, with its graph."""
+        return self.per_term(*self.rows(output, targets))
+
+    def hits(self, output: Any, targets: Tensor) -> int | None:
+        """Correctly predicted terms; None where the loss does not tell what is correct."""
+        if self.name == "mse":
+            return None
+        rows, labels = self.rows(output, targets)
+        return int((rows.argmax(1) == labels).sum())
+
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sum of the loss over the terms of a batch, with its graph."""
-        return self.per_term(*self.rows(forward(model, batch), batch.targets)).sum()
+        return self.losses(self.output(model, batch), batch.targets).sum()
 
     @torch.no_grad()
-    def curvature_scores(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, int]:
+    def check(self, model: nn.Module, batch: Batch) -> None:
+        """Whether a sample's output is its own, whatever else is in the batch.
+
+        Batch statistics would give numbers that depend on the size of the micro-batches. Takes
+        forward passes of eight samples at most.
+
+        Raises:
+            MismatchError: It is not.
+        """
+        if len(batch) < 3:
+            return
+        two, four = part(batch, 0, 2), part(batch, 0, 4)
+        own, _ = self.rows(forward(model, two), two.targets)
+        among, _ = self.rows(forward(model, four), four.targets)
+        again, _ = self.rows(forward(model, two), two.targets)
+        if not own.numel():
+            return  # nothing of these samples is scored
+        size = BATCH_TOLERANCE * own.abs().max()
+        if bool((again - own).abs().max() > size):
+            return  # not even the same twice: told elsewhere
+        off = (among[: len(own)] - own).abs().max()
+        if bool(off > size):  # never true of NaN: told elsewhere
+            raise MismatchError(
+                f"the model's output for a sample depends on the others in its batch (by "
+                f"{float(off):.2g}), so the numbers would depend on the batch size",
+                hint="BatchNorm without running statistics, or in train mode by hand?",
+            )
+
+    @torch.no_grad()
+    def curvature_scores(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, int | None]:
         """What one forward pass tells of a batch.
 
         Returns:
             Per sample (n,) an upper estimate of its share in the loss curvature: the sum over
             its terms of ``max(1 - |p|^2, |p - y|^2)`` (trace of the logit Hessian, and squared
             residual; ones for squared error); per sample (n,) the summed loss; and the number
-            of correctly predicted terms.
+            of correctly predicted terms, None where the loss does not tell what is correct.
         """
         # One sample a row again: scores of ragged token losses are added by sample.
         output = forward(model, batch)

@@ -29,6 +29,8 @@ def project(basis: Tensor, vectors: Tensor, piece: int = 1 << 20) -> Tensor:
     vectors are stored in.
     """
     out = torch.zeros(len(basis), len(vectors), dtype=torch.float64)
+    if not len(basis):
+        return out
     for start in range(0, basis.shape[1], piece):
         part = slice(start, start + piece)
         out += (basis[:, part].double() @ vectors[:, part].double().T).cpu()

@@ -7,6 +7,7 @@ import torch
 from curvature_cases import CASES, Case
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import FlopCounterMode
 
 from clcurv.curvature.fisher import EmpiricalFisherGraph
 from clcurv.curvature.ggn import GGNGraph
@@ -256,3 +257,18 @@ def test_one_sample_is_enough() -> None:
     params = parameters_of(case.model, case.layers())
     batch = Batch(case.samples.inputs[:1], case.samples.targets[:1])
     assert probe(HessianGraph, case.model, params, batch, case.objective).bytes_per_sample > 0
+
+
+def test_a_product_that_is_not_counted_costs_what_its_neighbours_say() -> None:
+    torch.manual_seed(0)
+    width, depth = 16, 21
+    model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh())])
+    case = Case(model, Samples(torch.randn(4, width), torch.randint(width, (4,))), Objective())
+    trial = tried(case)
+    layers = parameters_of(case.model, case.layers("module"))
+    graph = HessianGraph(case.model, case.samples.split(4)[0], case.objective, layers)
+    for name, params in layers.items():
+        with FlopCounterMode(display=False) as counter:
+            graph.product(name, [torch.ones_like(p) for p in params])
+        counted = counter.get_total_flops() / 4
+        assert trial.product_flops[name] == pytest.approx(counted, rel=0.05)

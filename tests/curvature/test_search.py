@@ -26,11 +26,17 @@ SPECTRA = {
     "flock": (FLOCK, 0.3),
     "isolated": ((1.0,), 0.3),
 }
-# A Krylov space from two starts holds two copies of a multiple eigenvalue, so a sixfold or
-# twelvefold one just under the top hides it: a known limit, up to 5 % low on some seeds. In
-# rare draws one near value can do so too.
-LIMIT = pytest.mark.xfail(reason="a multiple eigenvalue just below the top can hide it")
-KINDS = [pytest.param(kind, marks=LIMIT) if kind != "isolated" else kind for kind in SPECTRA]
+# A Krylov space from two starts holds two copies of a multiple eigenvalue, so a twelvefold or
+# sixfold one just under the top hides it on a scout almost equal to all the data: a known limit,
+# up to 5 % low. From one start (no scout) such an eigenvalue counts once.
+LIMIT = pytest.mark.xfail(
+    reason="a multiple eigenvalue just below the top can hide it", strict=True
+)
+AFTER_A_SCOUT = [
+    pytest.param(kind, size, marks=LIMIT if kind in ("crowd", "flock") and size == 0.05 else ())
+    for kind in SPECTRA
+    for size in (0.05, 0.5)
+]
 SEEDS = range(20)
 TOL = 1e-2
 
@@ -102,7 +108,7 @@ def test_a_small_residual_alone_settles_low(kind: str) -> None:
     assert min(found) < 0.98
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SPECTRA)
 def test_clustered_tops_are_found_on_all_the_data(kind: str) -> None:
     tops, bulk = SPECTRA[kind]
     full = Matrices(**{str(s): clustered_matrix(300, s, tops, bulk) for s in SEEDS})
@@ -111,8 +117,7 @@ def test_clustered_tops_are_found_on_all_the_data(kind: str) -> None:
     assert {k: e.top.value for k, e in found.items() if abs(e.top.value - 1) > TOL} == {}
 
 
-@pytest.mark.parametrize("size", [0.05, 0.5])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "size"), AFTER_A_SCOUT)
 def test_clustered_tops_are_found_after_a_scout(kind: str, size: float) -> None:
     tops, bulk = SPECTRA[kind]
     matrices = {str(s): clustered_matrix(300, s, tops, bulk) for s in SEEDS}
@@ -184,3 +189,12 @@ def test_max_steps_is_kept_and_said() -> None:
     found = search(Matrices(a=matrix), max_steps=3, bottom=False)["a"]
     assert found.steps <= 3
     assert not found.top_converged
+
+
+def test_every_seed_gives_other_starts() -> None:
+    """torch's generator takes 32 bits: a seed in the upper ones would be lost."""
+    found = set()
+    for seed in range(8):
+        matrix = clustered_matrix(200, 3, PAIR, 0.6)
+        found.add(search(Matrices(a=matrix), seed=seed, bottom=False)["a"].top.value)
+    assert len(found) == 8
