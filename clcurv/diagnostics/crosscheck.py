@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clcurv.curvature.objective import Objective, forward
+from clcurv.curvature.objective import Objective
 from clcurv.curvature.operators import LayerParams, gradients_by_layer
 from clcurv.diagnostics.kappa import CrossCheck, LayerSensitivity
 from clcurv.inputs.dataset import Batch
@@ -57,11 +58,10 @@ def pyhessian_check(
                 p.requires_grad_(id(p) in wanted)
             with _its_habits(every[0]):
                 theirs = hessian(
-                    _Forward(model),
+                    _Forward(model, objective),
                     # It weighs batches by their rows; the loss is a mean over terms.
                     lambda output, targets: (
-                        objective.per_term(*objective.rows(output, targets)).sum()
-                        * (rows / terms / len(targets))
+                        objective.losses(output, targets).sum() * (rows / terms / len(targets))
                     ),
                     dataloader=[(_Inputs(b), b.targets) for b in batches],
                     cuda=every[0].is_cuda,
@@ -123,9 +123,9 @@ class _Inputs:
 class _Forward(nn.Module):
     """The model called by clcurv's convention."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.objective = model, objective
 
-    def forward(self, inputs: _Inputs) -> Tensor:
-        return forward(self.model, inputs.batch)
+    def forward(self, inputs: _Inputs) -> Any:
+        return self.objective.output(self.model, inputs.batch)

@@ -147,7 +147,7 @@ def condition(
     high, low = np.percentile([x.s for x in usable if x.s is not None], [90, 10])
     return Condition(
         kappa=largest.s / smallest.s,
-        kappa_low=interval[0] if interval else None,
+        kappa_low=max(1.0, interval[0]) if interval else None,
         kappa_high=interval[1] if interval else None,
         p90_p10=float(high / low),
         status="ok",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from clcurv.curvature.operators import (
     BlockOperator,
     BuildGraph,
     LayerParams,
+    vectors_together,
 )
 from clcurv.curvature.probe import PROBE_SAMPLES, Probe, probe
 from clcurv.curvature.search import block_extremes
@@ -28,7 +30,13 @@ from clcurv.diagnostics.crosscheck import pyhessian_check
 from clcurv.diagnostics.judgement import condition, layer_sensitivity
 from clcurv.diagnostics.kappa import KappaResult
 from clcurv.diagnostics.layout import Layout, lay_out, waves
-from clcurv.diagnostics.survey import Survey, gradient_squares, survey, within_memory
+from clcurv.diagnostics.survey import (
+    Survey,
+    gradient_squares,
+    refuse_certainty,
+    survey,
+    within_memory,
+)
 from clcurv.errors import UsageError
 from clcurv.inputs.dataset import Batch, Samples
 from clcurv.inputs.layers import Layer
@@ -114,6 +122,7 @@ def measure_kappa(
     tell = progress or (lambda stage, done, total: None)
     with _lent(model, layers, samples, operator, dtype, device) as (params, moved, build):
         seen = survey(model, moved, objective, tell)
+        refuse_certainty(seen.mean_loss, objective.name, dtype)
         build = OPERATORS[operator]
         trial = _trial(build, model, params, moved, objective, seed)
         budget = _budget(memory, device)
@@ -182,7 +191,11 @@ def measure_kappa(
                 result = replace(result, cross_check=checks)
             if new_task is not None:
                 grads = gradient_squares(
-                    model, params, _moved(new_task, device, DTYPES[dtype]), layout.chunk, objective
+                    model,
+                    params,
+                    move_samples(new_task, device, DTYPES[dtype]),
+                    layout.chunk,
+                    objective,
                 )
                 result = replace(result, new_task_grad_sq=grads)
         except KeyboardInterrupt:
@@ -255,7 +268,7 @@ def _lent(
         exact_numerics(model),
         borrowed(model, flat, dtype=DTYPES[dtype], device=device),
     ):
-        yield params, _moved(samples, device, DTYPES[dtype]), OPERATORS[operator]
+        yield params, move_samples(samples, device, DTYPES[dtype]), OPERATORS[operator]
 
 
 class _Run:
@@ -309,7 +322,20 @@ class _Run:
                     self._account(used)
 
     def _operator(self, wave: LayerParams, chunks: Sequence[Batch], kept: int) -> BlockOperator:
-        return BlockOperator(self.build, self.model, wave, chunks, self.objective, keep_graphs=kept)
+        flops = [self.trial.product_flops[name] for name in wave]
+        together = vectors_together(
+            next(iter(wave.values()))[0].device, max(map(len, chunks)) * statistics.median(flops)
+        )
+        return BlockOperator(
+            self.build,
+            self.model,
+            wave,
+            chunks,
+            self.objective,
+            keep_graphs=kept,
+            # Each vector of a pass needs about what a graph needs.
+            together=max(1, min(together, self.layout.kept)),
+        )
 
     def _scout(self, wave: LayerParams) -> BlockOperator | None:
         """A part of the sample that stands for all of it.
@@ -355,7 +381,7 @@ def parameters_of(model: nn.Module, layers: Sequence[Layer]) -> dict[str, list[n
     return found
 
 
-def _moved(samples: Samples, device: str, dtype: torch.dtype) -> Samples:
+def move_samples(samples: Samples, device: str, dtype: torch.dtype) -> Samples:
     """The sample on the device, floating tensors in the measurement's precision."""
 
     def move(t: Tensor) -> Tensor:

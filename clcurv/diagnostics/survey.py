@@ -13,6 +13,7 @@ from clcurv.curvature.objective import IGNORE_INDEX, Objective
 from clcurv.curvature.operators import LayerParams, first_bad_module, out_of_memory
 from clcurv.errors import NumericalError, ResourceError
 from clcurv.inputs.dataset import Batch, Samples
+from clcurv.inputs.execution import forward_faults
 
 SURVEY_BATCH = 32
 
@@ -76,9 +77,13 @@ def survey(model: nn.Module, samples: Samples, objective: Objective, tell: _Tell
 def _survey(
     model: nn.Module, batches: Sequence[Batch], objective: Objective, tell: _Tell
 ) -> Survey:
-    scores, total, hits, terms = [], 0.0, 0, 0
+    scores, total, terms = [], 0.0, 0
+    hits: int | None = 0
+    with forward_faults():
+        objective.check(model, batches[0])
     for i, batch in enumerate(batches):
-        score, loss, correct = objective.curvature_scores(model, batch)
+        with forward_faults():
+            score, loss, correct = objective.curvature_scores(model, batch)
         if not bool(loss.isfinite().all()):
             where = first_bad_module(model, batch)
             first = int((~loss.isfinite()).nonzero()[0]) + i * len(batches[0])
@@ -88,24 +93,55 @@ def _survey(
             )
         scores.append(score)
         total += float(loss.sum())
-        hits += correct
+        hits = None if hits is None or correct is None else hits + correct
         terms += objective.terms(batch.targets)
         tell("forward pass", i + 1, len(batches))
     if terms == 0:
         raise NumericalError("no term of the loss is scored: every target is ignored")
     targets = torch.cat([b.targets.reshape(-1) for b in batches])
-    known = not targets.is_floating_point()
+    known = hits is not None and not targets.is_floating_point()
     chance = None
     if known:
         counted = targets[targets != IGNORE_INDEX]
         chance = float(torch.unique(counted, return_counts=True)[1].max()) / len(counted)
     return Survey(
         mean_loss=total / terms,
-        accuracy=hits / terms if known else None,
+        accuracy=hits / terms if known and hits is not None else None,
         chance=chance,
         n_terms=terms,
         scores=torch.cat(scores),
     )
+
+
+def rounding_of(mean_loss: float, loss: str, dtype: str) -> float:
+    """Relative size of rounding in a classifier's curvature.
+
+    A confident network's residuals p − y are about as large as its loss, and p is known to eps.
+
+    Args:
+        mean_loss: Of the sample.
+        loss: As in `Objective`; 0 where curvature does not vanish with the loss (``mse``) or
+            nothing is known of it (the user's own).
+        dtype: ``float32`` | ``float64``.
+    """
+    if loss not in ("cross-entropy", "next-token", "masked-lm"):
+        return 0.0
+    eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
+    return eps / max(mean_loss, 1e-300)
+
+
+def refuse_certainty(mean_loss: float, loss: str, dtype: str) -> None:
+    """Raises before the work where rounding is all there would be to measure.
+
+    Raises:
+        NumericalError: The mean loss is below ten times what rounding leaves of it.
+    """
+    if rounding_of(mean_loss, loss, dtype) >= 0.1:
+        raise NumericalError(
+            f"the mean loss {mean_loss:.2g} is so small that rounding in {dtype} is all that is "
+            "left of its curvature: the network is certain of everything",
+            hint="--dtype float64, or data that it has not been trained on",
+        )
 
 
 def gradient_squares(

@@ -139,6 +139,11 @@ class TestCondition:
         high, low = np.percentile([4.0, 1.0, 2.0], [90, 10])
         assert found["p90_p10"] == pytest.approx(high / low)
 
+    def test_no_interval_of_a_ratio_of_largest_to_smallest_goes_below_one(self) -> None:
+        layers = (make_layer("a", 0, 1.01), make_layer("b", 1, 1.0))
+        found = condition(layers, {"a": [0.1, 0.91], "b": [0.9, 0.1]}, WEIGHTS, include_head=False)
+        assert found["kappa_low"] == 1.0
+
     def test_heads_only_when_asked_for(self) -> None:
         layers = (*self.layers, make_layer("head", 3, 100.0, is_head=True))
         assert self.of(layers)["kappa"] == 4.0

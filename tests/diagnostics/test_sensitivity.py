@@ -589,9 +589,9 @@ class Counting(HessianGraph):
         self.taken.append(self.mine)
         super().__init__(model, batch, objective, layers)
 
-    def product(self, layer, vector):
-        self.mine[layer] += 1
-        return super().product(layer, vector)
+    def product(self, layer, vector, *, batched=False):
+        self.mine[layer] += len(vector[0]) if batched else 1
+        return super().product(layer, vector, batched=batched)
 
 
 @pytest.fixture
