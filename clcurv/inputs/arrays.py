@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -16,6 +18,12 @@ from clcurv.inputs.source import FORMATS, SPLITS, Columns, Kind, Source
 _ARRAY_NAMES = ("x", "data", "images", "inputs", "input_ids", "features", "x_train", "x_test")
 _TARGET_NAMES = ("y", "labels", "label", "targets", "target", "y_train", "y_test")
 _MAX_ARRAY_BYTES = 16 << 30
+# Deflate reaches 1032 to one; real data hardly ever 20.
+_BOMB_RATIO, _BOMB_BYTES = 100, 128 << 20
+
+
+# Damage, an unknown compression, a password.
+_BAD_ZIP = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 @contextmanager
@@ -38,10 +46,68 @@ def zipped_arrays(path: Path) -> Iterator[Mapping[str, Any]]:
     if not names or any(not name.endswith(".npy") for name in names):
         what = "a torch file" if any(n.endswith("data.pkl") for n in names) else "a zip file"
         raise DataError(f"{path}: {what} is not read as data", hint=FORMATS)
-    if sum(member.file_size for member in members) > _MAX_ARRAY_BYTES:
-        raise UnsafeFileError(f"{path}: its arrays unpack to more than 16 GiB")
+    _check_sizes(path, members)
+    with zipfile.ZipFile(path) as archive:
+        for member in members:
+            try:
+                with archive.open(member) as stream:
+                    check_header(stream, member.file_size, f"{path}: {member.filename}")
+            except _BAD_ZIP as error:
+                raise DataError(f"{path}: {member.filename} cannot be read ({error})") from error
     with np.load(path, allow_pickle=False) as arrays:
         yield arrays
+
+
+def _check_sizes(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    unpacked = sum(member.file_size for member in members)
+    packed = sum(member.compress_size for member in members)
+    if unpacked > _MAX_ARRAY_BYTES:
+        raise UnsafeFileError(f"{path}: its arrays unpack to more than 16 GiB")
+    if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
+        raise UnsafeFileError(
+            f"{path}: a zip bomb: {packed} bytes unpack to {unpacked}",
+            hint="save real data with numpy.savez",
+        )
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: it holds two arrays of one name")
+    if packed > path.stat().st_size:
+        raise DataError(f"{path}: its arrays overlap", hint="copy or download it again")
+
+
+def check_header(stream: IO[bytes], size: int, name: str) -> None:
+    """Whether an .npy file is as large as its header says; nothing else of it is read.
+
+    Args:
+        stream: The file, at its beginning.
+        size: Its bytes.
+        name: What to call it in messages.
+
+    Raises:
+        DataError: No .npy file, or the header lies.
+    """
+    try:
+        version = np.lib.format.read_magic(stream)
+        reads = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            reads = np.lib.format.read_array_header_2_0
+        shape, _, dtype = reads(stream)
+    except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{name}: no .npy array ({reason})") from error
+    if dtype.hasobject:
+        return  # refused when it is asked for
+    claimed = math.prod(shape) * dtype.itemsize
+    held = size - stream.tell()
+    if any(length < 0 for length in shape) or claimed != held:
+        raise DataError(
+            f"{name}: the header claims {claimed} bytes (shape {_shape(shape)}), it holds {held}",
+            hint="the file is cut short or was tampered with: make it again",
+        )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(str(length) for length in shape[:6]) + (" × ..." if len(shape) > 6 else "")
 
 
 def array_source(
@@ -126,6 +192,11 @@ def _array(path: Path | str, arrays: Mapping[str, Any], name: str) -> np.ndarray
                 hint="save it as a plain numeric or string array",
             ) from error
         raise DataError(f"{path}: array {name!r} cannot be read ({error})") from error
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except _BAD_ZIP as error:
         raise DataError(f"{path}: array {name!r} cannot be read ({error})") from error
+    if array.dtype.kind == "c":
+        raise DataError(
+            f"{path}: array {name!r} holds complex numbers",
+            hint="save real and imaginary parts side by side",
+        )
     return array

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ def decide(
     """
     ordered = sorted(names, key=lambda name: (not name.startswith("timm:"), len(name), name))
     best: LoadedModel | None = None
+    best_name = ""
     best_kind: _Kind | None = None
     kinds: list[_Kind] = []
     error: MismatchError | None = None
@@ -48,6 +51,8 @@ def decide(
         except MismatchError as misfit:
             error = misfit
             continue
+        if loaded.task == "backbone":
+            labelled = None  # its features are no logits: there is no loss to compare
         output = _probe(loaded)
         kind = next((k for k in kinds if _same(loaded, output, k)), None)
         if kind is None:
@@ -60,19 +65,21 @@ def decide(
             better = kind is best_kind and len(loaded.notes) < kind.notes
             kind.notes = min(kind.notes, len(loaded.notes))
         if better:
-            best, best_kind = loaded, kind
+            best, best_kind, best_name = loaded, kind, name
     if best is None:
         raise error or ArchitectureError(f"{path}: no candidate can be built")
-    others = tuple(name for name in ordered if name != best.arch)
+    others = tuple(name for name in ordered if name != best_name)
     if len(kinds) == 1:
         return replace(best, candidates=others)
     if labelled is None:
         listed = ", ".join(kind.name.removeprefix("timm:") for kind in kinds)
+        first = shlex.quote(kinds[0].name.removeprefix("timm:"))
         raise ArchitectureError(
             f"{path}: these weights fit several models that differ in function or preprocessing: "
             f"{listed}",
-            hint=f"choose with --arch {kinds[0].name.removeprefix('timm:')} (or another), or give "
-            "labelled data",
+            hint=f"choose with --arch {first} (or another)"
+            + ("" if best.task == "backbone" else ", or give labelled data"),
+            candidates=ordered,
         )
     ranked = sorted(kinds, key=lambda kind: kind.loss)
     told = ", ".join(f"{kind.name} {kind.loss:.4g}" for kind in ranked)
@@ -96,16 +103,27 @@ class _Kind:
 
 
 def _probe(loaded: LoadedModel) -> Tensor:
-    """Outputs on two fixed random images, small ones where the model takes them."""
+    """Outputs on two fixed random inputs, small images where the model takes them."""
+    if loaded.modality == "text":
+        config = loaded.model.config
+        words = int(config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
+        tokens = torch.arange(16).reshape(2, 8) % words
+        with torch.no_grad():
+            told = loaded.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+        return _tensor(told)
     channels, height, width = loaded.preprocess.get("input_size", (3, 224, 224))
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, channels, height, width, generator=generator)
     with torch.no_grad():
         try:
-            output: Tensor = loaded.model(images[:, :, :96, :96])
+            return _tensor(loaded.model(images[:, :, :96, :96]))
         except (RuntimeError, AssertionError, ValueError):
-            output = loaded.model(images)
-    return output
+            return _tensor(loaded.model(images))
+
+
+def _tensor(output: Any) -> Tensor:
+    result: Tensor = output if isinstance(output, Tensor) else output.logits
+    return result
 
 
 def _same(loaded: LoadedModel, output: Tensor, kind: _Kind) -> bool:

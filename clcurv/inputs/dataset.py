@@ -39,6 +39,7 @@ from clcurv.inputs.tokens import (
 
 _Convert = Callable[[Any, str], Any]
 Inputs = Tensor | Mapping[str, Tensor]
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Samples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the person who asked must be told."""
+        if not self.skipped:
+            return ()
+        named = "; ".join(self.skipped[:_NAMED])
+        more = f"; and {len(self.skipped) - _NAMED} more" if len(self.skipped) > _NAMED else ""
+        return (f"{len(self.skipped)} samples could not be used and were left out: {named}{more}",)
+
     def split(self, size: int) -> list[Batch]:
         """Consecutive micro-batches of at most `size` samples; the last may be ragged."""
         return list(self._iter(size))
@@ -122,15 +132,16 @@ def load_samples(
     the order of their names, tables in the order of their rows.
 
     Args:
-        data: A path (image folder, npz, csv, tsv, json(l), parquet, arrow, save_to_disk
-            folder, folder of tables) or an object in memory, see `given_source`.
+        data: A path (image folder, npz, csv, tsv, json(l), parquet, arrow, WebDataset tar,
+            save_to_disk folder, folder of tables or tars), an object in memory, see
+            `given_source`, or an open `Source`.
         loaded: The model, whose preprocessing and class names are used.
         n: Samples wanted; fewer are drawn when there are fewer.
         seed: Of the draw and of the masking of masked language models.
         split: ``train``, ``val``, ``test`` or a name in the data; by default the first
             there is.
         columns: Names of the columns (or npz arrays): ``image``, ``text`` (one or two),
-            ``array``, ``label``.
+            ``array``, ``label``; and ``label_map``, see `clcurv.inputs.source.Columns`.
         label_map: Label as written -> class id; see `clcurv.inputs.labels` for what
             happens without one.
         max_length: Cut texts at this many tokens, below the model's own limit.
@@ -148,8 +159,10 @@ def load_samples(
     if n < 1:
         raise UsageError(f"a sample of {n} was asked for", hint="give --samples 512")
     language = loaded.task in ("causal-lm", "masked-lm")
-    with _opened(data, loaded, n, split, columns, needs_labels=not language) as source:
+    with _opened(data, loaded, n, seed, split, columns, needs_labels=not language) as source:
         if source.length < 2:
+            if source.length == 0:
+                raise DataError("the data set is empty, nothing can be measured on it")
             raise DataError(
                 f"{source.name(0)}: the data set has a single sample, nothing can be measured on it"
             )
@@ -186,7 +199,7 @@ def load_samples(
         label_source="data",
         format=source.format,
         class_counts=dict(sorted(counts.items())),
-        available=source.length,
+        available=source.length if source.population is None else source.population,
         seed=seed,
         digest=sample_digest(inputs, chosen),
         skipped=skipped,
@@ -199,24 +212,30 @@ def _opened(
     data: Any,
     loaded: LoadedModel,
     n: int,
+    seed: int,
     split: str | None,
     columns: Mapping[str, Any] | None,
     *,
     needs_labels: bool,
 ) -> Iterator[Source]:
-    if isinstance(data, str | Path):
+    if isinstance(data, Source):
+        yield data
+    elif isinstance(data, str | Path):
         with open_source(
             Path(data),
             split=split,
             columns=columns,
             modality=loaded.modality,
             needs_labels=needs_labels,
+            n=n,
+            seed=seed,
         ) as source:
             yield source
     else:
         yield given_source(
             data,
             n=n,
+            seed=seed,
             split=split,
             columns=columns,
             modality=loaded.modality,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clcurv.errors import ClcurvError, MismatchError
 from clcurv.inputs.dataset import Batch
+from clcurv.inputs.modules import out_of_memory, written_back
 
 NEVER = float("inf")
 
@@ -39,7 +40,7 @@ def execution_order(model: nn.Module, batch: Batch) -> Callable[[str], float]:
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(_recorder(name, ran)))
         model.eval()
-        with torch.no_grad(), _plain_attention(), forward_faults():
+        with torch.no_grad(), plain_attention(), written_back(model), forward_faults():
             _call(model, batch)
     finally:
         for handle in handles:
@@ -68,6 +69,8 @@ def forward_faults() -> Iterator[None]:
     except (ClcurvError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a model may raise anything
+        if out_of_memory(error):
+            raise
         first = (str(error).strip().splitlines() or [""])[0]
         raise MismatchError(
             f"the model cannot be run on the data ({type(error).__name__}: {first})",
@@ -83,7 +86,7 @@ def _recorder(name: str, ran: dict[str, float]) -> Callable[..., None]:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
     """Without the fused encoder path, which skips the submodules."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Literal
 
 from clcurv.errors import CorruptFileError, InputError, NotWeightsError, UnsafeFileError
 
-Kind = Literal["torch", "torch-legacy", "safetensors"]
+Kind = Literal["torch", "torch-legacy", "safetensors", "pickle"]
 
 # The first pickle of torch's format before 1.6 is its magic number 0x1950a86a20f9469cfc6c.
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 _HEAD = 4096
+_HUB_LIKE = re.compile(r"[\w-][\w.-]*/[\w-]+").fullmatch
+_MOST_HEADER = 20_000_000  # bytes of a safetensors header: 150,000 tensors
+_MOST_DIRECTORY = 32_000_000  # bytes of a zip archive's table of contents: 300,000 entries
 
 RESAVE = "torch.save(model.state_dict(), 'weights.pt')"
 
@@ -41,28 +46,36 @@ def describe_size(n: int) -> str:
     return f"{n:,} bytes" if n < 10_000 else f"{n / 1e6:,.1f} MB"
 
 
-def identify(path: Path) -> Kind:
+def identify(path: Path, *, pickles: bool = False) -> Kind:
     """Tell which loader a regular file needs; refuse, naming it, what is not weights.
 
     Args:
         path: An existing regular file.
+        pickles: Name a plain pickle instead of refusing it.
 
     Raises:
         CorruptFileError: Empty or cut short.
-        UnsafeFileError: A zip archive whose entries could exhaust the machine.
+        UnsafeFileError: A zip archive or a header that could exhaust the machine, or that can be
+            read in two ways.
         NotWeightsError: Anything that does not hold a state dict, named.
+        InputError: It may not be read.
     """
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
     if size == 0:
         raise CorruptFileError(f"{path} is empty (0 bytes)", hint="copy or download it again")
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
     if head.startswith(b"PK"):
         return _identify_zip(path, size)
     if head.startswith(_LEGACY_MAGIC):
         return "torch-legacy"
     if _is_safetensors(head, size, path):
         return "safetensors"
+    if pickles and _is_pickle(head):
+        return "pickle"
     _refuse_foreign(path, head, size)
     raise NotWeightsError(
         f"{path} is no weights file: it begins with {head[:8]!r} ({describe_size(size)})",
@@ -74,6 +87,8 @@ def _is_safetensors(head: bytes, size: int, path: Path) -> bool:
     """8-byte little-endian header length, then the header's ``{``."""
     if len(head) < 9 or head[8:9] != b"{":
         return False
+    if all(byte in b"\t\n\r" or 0x20 <= byte < 0x7F for byte in head[:8]):
+        return False  # text whose ninth letter happens to be a brace
     length = int.from_bytes(head[:8], "little")
     if length > size - 8:
         raise CorruptFileError(
@@ -81,7 +96,39 @@ def _is_safetensors(head: bytes, size: int, path: Path) -> bool:
             f"the file has {size:,}",
             hint="copy or download it again",
         )
+    if length > _MOST_HEADER:
+        raise UnsafeFileError(
+            f"{path} has a safetensors header of {describe_size(length)}, more than any model needs"
+        )
+    _check_header(path, length)
     return True
+
+
+def _check_header(path: Path, length: int) -> None:
+    """No name twice: readers differ in which tensor they then take.
+
+    The library checks the rest (offsets, gaps, overlaps, types) when it opens the file.
+    """
+    twice: list[str] = []
+
+    def pairs(found: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in found]
+        if len(set(names)) != len(names):
+            twice.append(next(name for name in names if names.count(name) > 1))
+
+    try:
+        with path.open("rb") as file:
+            file.seek(8)
+            json.loads(file.read(length), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(
+            f"{path} is no valid safetensors file: its header is no JSON",
+            hint="copy or download it again",
+        ) from error
+    if twice:
+        raise UnsafeFileError(
+            f"{path} names {twice[0]!r} twice in its safetensors header; its content is ambiguous"
+        )
 
 
 def _refuse_foreign(path: Path, head: bytes, size: int) -> None:
@@ -90,7 +137,8 @@ def _refuse_foreign(path: Path, head: bytes, size: int) -> None:
             raise NotWeightsError(f"{path} is {what} ({describe_size(size)})", hint=hint or None)
     if head[257:262] == b"ustar":
         raise NotWeightsError(
-            f"{path} is a tar archive, not a weights file", hint=f"unpack it first: tar xf {path}"
+            f"{path} is a tar archive, not a weights file",
+            hint=f"unpack it first: tar xf {shlex.quote(str(path))}",
         )
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"<"):
@@ -104,11 +152,26 @@ def _refuse_foreign(path: Path, head: bytes, size: int) -> None:
             f"{path} is a JSON file, not weights",
             hint="give the folder that holds it (config.json beside its weights)",
         )
-    if head[:1] == b"\x80" or (head[:1] in b"(c]}" and head.rstrip()[-1:] == b"."):
+    if head[:1] == b"\x08" and (b"pytorch" in head[:64] or b"onnx" in head[:200].lower()):
+        raise NotWeightsError(
+            f"{path} is an ONNX file, which torch cannot differentiate ({describe_size(size)})",
+            hint="give the torch weights that it was exported from",
+        )
+    if head[1:].startswith((b"\xa6params", b"\xa5model")):
+        raise NotWeightsError(f"{path} is a Flax (msgpack) file, not torch weights")
+    if _is_pickle(head):
         raise NotWeightsError(
             f"{path} is a plain pickle, not a torch file; it is not opened, since pickles run code",
-            hint=f"save the weights with {RESAVE}",
+            hint=f"save the weights with {RESAVE} (or, for a file you made yourself, "
+            "--unsafe-pickle)",
         )
+
+
+def _is_pickle(head: bytes) -> bool:
+    """Protocols 2 to 5 begin with their number; the older ones of text end with a dot."""
+    if head[:1] == b"\x80":
+        return head[1:2] <= b"\x05"
+    return head[:1] in (b"(", b"c", b"]", b"}") and head.rstrip()[-1:] == b"."
 
 
 def _is_json(path: Path, size: int) -> bool:
@@ -122,6 +185,7 @@ def _is_json(path: Path, size: int) -> bool:
 
 
 def _identify_zip(path: Path, size: int) -> Kind:
+    _check_directory(path, size)
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -180,18 +244,63 @@ def _check_entries(path: Path, size: int, entries: list[zipfile.ZipInfo]) -> Non
             "zip bomb",
             hint="re-save it with torch.save",
         )
-    names = [entry.filename for entry in entries]
+    names = [entry.filename.casefold() for entry in entries]
     if len(set(names)) != len(names):
         raise UnsafeFileError(f"{path} holds two entries of one name; its content is ambiguous")
+    folders = {entry.filename.partition("/")[0] for entry in entries}
+    odd = next((e for e in entries if not _is_plain_name(e.orig_filename)), None)
+    if len(folders) > 1 or odd is not None:
+        raise UnsafeFileError(
+            f"{path} is no archive that torch wrote: its entries lie in {len(folders)} folders"
+            + (f", one is called {odd.orig_filename!r}" if odd is not None else "")
+        )
+    if any(entry.flag_bits & 1 for entry in entries):
+        raise NotWeightsError(f"{path} is an encrypted zip archive", hint="decrypt it first")
     if sum(entry.file_size for entry in entries) > size:
         raise UnsafeFileError(
             f"{path} claims more content than its {size:,} bytes: its entries overlap"
         )
 
 
+def _is_plain_name(name: str) -> bool:
+    """Names that all zip readers understand alike."""
+    return min(map(ord, name), default=0) >= 32 and "\\" not in name and ".." not in name.split("/")
+
+
+def _check_directory(path: Path, size: int) -> None:
+    """The table of contents is read as a whole, into many times its size."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - 66_000))
+        tail = file.read()
+    end, end64 = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
+    claims = [int.from_bytes(tail[end + 12 : end + 16], "little")] if end >= 0 else []
+    if end64 >= 0:
+        claims = [c for c in claims if c != 0xFFFFFFFF]
+        claims.append(int.from_bytes(tail[end64 + 40 : end64 + 48], "little"))
+    if any(_MOST_DIRECTORY < claim <= size for claim in claims):
+        raise UnsafeFileError(
+            f"{path} is a zip archive with a table of contents of "
+            f"{describe_size(max(claims))}, more than any model needs"
+        )
+
+
+def require_there(path: Path) -> None:
+    """Refuse a path that leads nowhere.
+
+    Raises:
+        InputError: Nothing is there, or the name is none that a file can have.
+    """
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise InputError(f"{str(path)[:200]} cannot be opened ({error.strerror})") from error
+    if not there:
+        hub = f", or --online hf:{path} for a model of the Hub" if _HUB_LIKE(str(path)) else ""
+        raise InputError(f"{path} does not exist", hint=f"check the path of the checkpoint{hub}")
+
+
 def require_file(path: Path) -> None:
     """Refuse what is no regular file, saying which."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist", hint="check the path of the checkpoint")
+    require_there(path)
     if not path.is_file():
         raise NotWeightsError(f"{path} is neither a regular file nor a folder")

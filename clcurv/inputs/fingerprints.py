@@ -42,7 +42,8 @@ _POSITIONAL = re.compile(
 )
 # Left in the file by self-supervised pretraining.
 _PRETRAINING = re.compile(
-    r"^(decoder|mask_token|projector|projection|predictor|prototypes|queue|momentum|contrastive)"
+    r"^(decoder|mask_token|masked_embed|projector|projection|predictor|prototypes|queue|momentum"
+    r"|contrastive|lm_head|dino_head|ibot_head|cls_pt_layers)"
 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.dataset import Samples
+from clcurv.inputs.execution import forward_faults
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.preprocess import ImageSpec, image_spec
 from clcurv.inputs.sampling import sample_digest
@@ -89,7 +90,9 @@ def generate_samples(
     )
     if scored is not None:
         targets = targets.masked_fill(~scored, IGNORED)
-    classes = Counter(targets.tolist()) if loaded.task == "classification" else Counter[int]()
+    # A classifier of tokens has a label a token.
+    labels = targets.flatten().tolist() if loaded.task == "classification" else []
+    classes = Counter[int](labels)
     return Samples(
         inputs=inputs,
         targets=targets,
@@ -137,6 +140,11 @@ def _texts(
         raise DataError("the model's vocabulary holds special tokens only")
     length = min(max_tokens(loaded, tokenizer), _TOKENS)
     before, after = _frame(tokenizer)
+    config = getattr(loaded.model, "config", None)
+    end = getattr(config, "eos_token_id", None)
+    if tokenizer is None and isinstance(end, int) and getattr(config, "is_encoder_decoder", False):
+        after = [end]  # the classifiers of BART and T5 read their features there
+        words = words[words != end]
     inside = length - len(before) - len(after)
     if inside < 1:
         raise DataError(f"the model takes {length} tokens, no more than its special tokens")
@@ -180,7 +188,8 @@ def _rows(
 def _own_labels(
     loaded: LoadedModel, inputs: Tensor | dict[str, Tensor], generator: torch.Generator
 ) -> Tensor:
-    output = loaded.model(inputs) if isinstance(inputs, Tensor) else loaded.model(**inputs)
+    with forward_faults():
+        output = loaded.model(inputs) if isinstance(inputs, Tensor) else loaded.model(**inputs)
     logits: Tensor = (output if isinstance(output, Tensor) else output.logits).float().cpu()
     if not torch.isfinite(logits).all():
         raise NumericalError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
-from clcurv.errors import DataError
+from clcurv.errors import ClcurvError, DataError
 from clcurv.inputs.arrays import array_source
+from clcurv.inputs.labelmap import apply_label_map
+from clcurv.inputs.reservoir import draw_from
 from clcurv.inputs.source import Columns, Kind, Source
-from clcurv.inputs.tables import choose_split, table_source
+from clcurv.inputs.streamed import class_of, kept_for, most_rows, sample_rows, stream_note
+from clcurv.inputs.tables import choose_split, quiet_datasets, table_source
 
 _LABEL_KEYS = ("labels", "label", "y", "target", "targets")
 
@@ -27,23 +32,40 @@ def given_source(
     columns: Columns | None,
     modality: str,
     needs_labels: bool,
+    seed: int = 0,
 ) -> Source:
     """Rows of a live object.
 
     Float tensors and dicts of tensors are taken as prepared for the model; uint8 image
-    tensors, Pillow images, strings and numpy arrays go through its preprocessing.
+    tensors, Pillow images, strings and numpy arrays go through its preprocessing. Of what can only
+    be iterated, a class-balanced sample of little more than `n` rows is kept.
 
     Args:
-        data: ``(x, y)``, a mapping with ``labels``, a `datasets.Dataset`, a map-style torch
-            dataset, or an iterable of batches.
-        n: Samples wanted; an iterable of unknown length is read no further.
+        data: ``(x, y)``, a mapping with ``labels``, a `datasets.Dataset` or `IterableDataset`, a
+            torch data set (an iterable one gives samples), or an iterable of batches.
+        n: Samples wanted; an iterable of unknown length is read up to `most_rows`.
         split, columns, modality, needs_labels: As in `open_source`.
+        seed: Of the draw from an iterable.
 
     Raises:
         DataError: None of these, or inputs and labels of different lengths.
     """
+    source = _source(data, n, seed, split, columns, modality, needs_labels)
+    entries = (columns or {}).get("label_map")
+    return source if entries is None else apply_label_map(source, entries)
+
+
+def _source(
+    data: Any,
+    n: int,
+    seed: int,
+    split: str | None,
+    columns: Columns | None,
+    modality: str,
+    needs_labels: bool,
+) -> Source:
     if hasattr(data, "column_names") and hasattr(data, "select_columns"):
-        return _from_hugging_face(data, split, columns, modality, needs_labels)
+        return _from_hugging_face(data, n, seed, split, columns, modality, needs_labels)
     if isinstance(data, Mapping):
         inputs, labels = _split_mapping(data)
         return _from_columns(_rows(inputs), labels, "given", modality)
@@ -53,10 +75,19 @@ def given_source(
             arrays = {"x": x} if y is None else {"x": x, "y": np.asarray(y)}
             return array_source("given", arrays, None, None, modality, needs_labels)
         return _from_columns(_rows(x), y, "given", modality)
+    if isinstance(data, tuple) and len(data) == 2 and _is_several(data[0]):
+        raise DataError(
+            f"the inputs are a tuple of {len(data[0])} tensors",
+            hint="name them as the model's forward does: ({'name': tensor, ...}, labels)",
+        )
+    if isinstance(data, IterableDataset):
+        return _from_samples(
+            map(_pair_of, _told(data, "sample")), data, n, seed, modality, "dataset"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list):
         return _from_map_dataset(data, modality)
     if isinstance(data, Iterable):
-        return _from_batches(data, n, modality)
+        return _from_samples(_of_batches(data), data, n, seed, modality, "batches")
     raise DataError(
         f"a {type(data).__name__} is not read as data",
         hint="give a path, (x, y), a torch Dataset or an iterable of batches",
@@ -64,21 +95,36 @@ def given_source(
 
 
 def _from_hugging_face(
-    data: Any, split: str | None, columns: Columns | None, modality: str, needs_labels: bool
+    data: Any,
+    n: int,
+    seed: int,
+    split: str | None,
+    columns: Columns | None,
+    modality: str,
+    needs_labels: bool,
 ) -> Source:
     notes: tuple[str, ...] = ()
     if isinstance(data, Mapping):
         name, note = choose_split("given", split, list(data))
         data, notes = data[name], (note,)
+    where, population = "given data set", None
+    if not hasattr(data, "num_rows"):
+        asked = (columns, modality, needs_labels)
+        with quiet_datasets():
+            data, population, note = sample_rows(
+                data, where, asked, n=n, seed=seed, limit=most_rows(n, table=True)
+            )
+        notes += (note,)
     return table_source(
         data,
         form="datasets",
-        where="given data set",
+        where=where,
         folder=Path(),
         columns=columns,
         modality=modality,
         needs_labels=needs_labels,
         notes=notes,
+        population=population,
     )
 
 
@@ -89,6 +135,10 @@ def _is_pair(data: Any) -> bool:
     if isinstance(x, tuple) or (isinstance(x, list) and not all(isinstance(t, str) for t in x)):
         return False
     return y is None or isinstance(y, Tensor | np.ndarray | list)
+
+
+def _is_several(x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) > 1 and all(isinstance(t, Tensor) for t in x)
 
 
 def _split_mapping(data: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -180,28 +230,62 @@ def _from_map_dataset(data: Any, modality: str) -> Source:
         raise DataError("the given data set is empty")
     labels = _known_labels(data)
     if labels is None:
-        pairs = [_pair_of(data[row]) for row in range(length)]
-        found = [y.item() if isinstance(y, Tensor) and y.ndim == 0 else y for _, y in pairs]
-        if all(y is None for y in found):
-            return _from_columns([x for x, _ in pairs], None, "dataset", modality)
-        return _from_columns(
-            [x for x, _ in pairs],
-            [y.tolist() if isinstance(y, Tensor) else y for y in found],
-            "dataset",
-            modality,
-        )
-    kind = _kind(_pair_of(data[0])[0], modality)
+        # Inputs are let go at once: only those drawn are read again.
+        found = [_plain(_pair_of(_item(data, row))[1]) for row in range(length)]
+        labels = None if all(label is None for label in found) else found
+    first = _pair_of(_item(data, 0))[0]
+    kind = _kind(first, modality)
     return Source(
         format="dataset",
         kind=kind,
         length=length,
-        read=lambda row: _value(_pair_of(data[row])[0], kind),
+        read=lambda row: _value(_pair_of(_item(data, row))[0], kind),
         name=lambda row: f"sample {row}",
         labels=labels,
-        whole=np.stack([np.asarray(_pair_of(data[0])[0])])
-        if kind == "image" and not isinstance(_pair_of(data[0])[0], Image.Image)
+        whole=np.stack([np.asarray(first)])
+        if kind == "image" and not isinstance(first, Image.Image)
         else None,
     )
+
+
+def _item(data: Any, row: int) -> Any:
+    try:
+        return data[row]
+    except ClcurvError:
+        raise
+    except Exception as error:  # the user's code can raise anything
+        raise DataError(f"sample {row} cannot be read ({_cause(error)})") from error
+
+
+def _told(data: Iterable[Any], what: str) -> Iterator[Any]:
+    """The items; what goes wrong in making them is the data's fault."""
+    done = 0
+    try:
+        for item in data:
+            yield item
+            done += 1
+    except ClcurvError:
+        raise
+    except Exception as error:  # the user's code can raise anything
+        raise DataError(f"{what} {done} cannot be read ({_cause(error)})") from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _plain(label: Any) -> Any:
+    if not isinstance(label, Tensor | np.generic | np.ndarray):
+        return label
+    return label.item() if label.ndim == 0 else label.tolist()
+
+
+def _ends(data: Any) -> bool:
+    try:
+        len(data)
+    except TypeError:  # also a loader over a stream has the method
+        return False
+    return True
 
 
 def _known_labels(data: Any) -> list[Any] | None:
@@ -216,17 +300,26 @@ def _known_labels(data: Any) -> list[Any] | None:
     return labels if labels is not None and len(labels) == len(data) else None
 
 
-def _from_batches(data: Iterable[Any], n: int, modality: str) -> Source:
-    rows: list[Any] = []
-    labels: list[Any] = []
-    endless = not hasattr(data, "__len__")
-    for batch in data:
+def _of_batches(data: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for batch in _told(data, "batch"):
         x, y = _pair_of(batch)
         part = _rows(x)
-        rows += part
-        labels += _listed(y) or [None] * len(part)
-        if endless and len(rows) >= n:
-            break
-    note = f"the first {len(rows)} samples of an iterable of unknown length" if endless else ""
-    known = None if all(label is None for label in labels) else labels
-    return _from_columns(rows, known, "batches", modality, (note,) if note else ())
+        labels = _listed(y)
+        if labels is not None and len(labels) != len(part):
+            raise DataError(f"a batch of {len(part)} inputs has {len(labels)} labels")
+        yield from zip(part, labels or [None] * len(part), strict=True)
+
+
+def _from_samples(
+    pairs: Iterable[tuple[Any, Any]], data: Any, n: int, seed: int, modality: str, form: str
+) -> Source:
+    """A sample of (input, label) pairs that come one by one."""
+    rows = ((class_of(label), (x, label)) for x, y in pairs for label in (_plain(y),))
+    limit = None if _ends(data) else most_rows(n, table=False)
+    drawn = draw_from(rows, kept_for(n), seed=seed, limit=limit)
+    found = [label for _, label in drawn.values]
+    labels = None if all(label is None for label in found) else found
+    few = drawn.ended and drawn.seen == len(drawn.rows)
+    notes = () if few else (stream_note(drawn.seen, drawn.ended),)
+    source = _from_columns([x for x, _ in drawn.values], labels, form, modality, notes)
+    return replace(source, population=drawn.seen)

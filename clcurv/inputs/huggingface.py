@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,28 +16,31 @@ from torch import Tensor, nn
 from clcurv.errors import ArchitectureError, MismatchError
 from clcurv.inputs.checkpoint import Weights
 from clcurv.inputs.heads import find_head
+from clcurv.inputs.hf_classes import resolve
+from clcurv.inputs.hf_families import Recognised, beside
 from clcurv.inputs.loaded import LoadedModel, Modality, Task
 from clcurv.inputs.matching import REQUIRED, cast_notes, check_finite, make_ready
 
-_TASKS: tuple[tuple[str, Task], ...] = (
-    ("ForSequenceClassification", "classification"),
-    ("ForImageClassification", "classification"),
-    ("ForTokenClassification", "classification"),
-    ("ForCausalLM", "causal-lm"),
-    ("LMHeadModel", "causal-lm"),
-    ("ForMaskedLM", "masked-lm"),
-    ("WithLMHeadModel", "masked-lm"),
-)
 
-
-def load_huggingface(weights: Weights, *, num_classes: int | None = None) -> LoadedModel:
+def load_huggingface(
+    weights: Weights,
+    *,
+    num_classes: int | None = None,
+    known: Recognised | None = None,
+    architecture: str | None = None,
+    new_head: int | None = None,
+) -> LoadedModel:
     """Build the class that the folder's config names and put the weights into it.
 
     Attention is the "eager" kind: plain matrix products, which have second derivatives.
 
     Args:
-        weights: From a folder with config.json.
+        weights: From a folder with config.json, or any with `known`.
         num_classes: What the user says the head has.
+        known: Class and config that were recognised without config.json.
+        architecture: Another class than config.json names.
+        new_head: The file has no head for this class; it gets one of this width, which
+            the caller fills.
 
     Raises:
         ArchitectureError: The class is unknown to transformers (it would need the
@@ -45,16 +49,31 @@ def load_huggingface(weights: Weights, *, num_classes: int | None = None) -> Loa
         NumericalError: NaN or infinite weights.
     """
     check_finite(weights.tensors)
-    architecture, cls, task = _resolve(weights)
-    config = _config(weights)
+    if known is not None:
+        weights = replace(weights, tensors=known.tensors)
+        config = _made_config(known, weights)
+        architecture = known.cls
+    else:
+        config = _config(weights)
+    resolved = resolve(weights, config, architecture)
+    architecture, cls, task, config = (
+        resolved.architecture,
+        resolved.cls,
+        resolved.task,
+        resolved.config,
+    )
     config.use_cache = False
+    if new_head is not None:
+        config.num_labels = new_head
     pooling = _pooling(weights, config) if task == "backbone" else ""
     if task == "classification" and _is_regression(config):
         task = "regression"
     model, info = _instantiate(cls, config, weights, pooling)
-    missing, unexpected = _check(model, info, weights, architecture, task)
+    missing, unexpected = _check(
+        model, info, weights, architecture, task, headless=new_head is not None
+    )
     make_ready(model)
-    notes = cast_notes(weights.tensors)
+    notes = [*resolved.notes, *([known.note] if known else []), *cast_notes(weights.tensors)]
     modality = _modality(model, architecture)
     head: tuple[str, ...] = ()
     width: int | None = None
@@ -74,31 +93,42 @@ def load_huggingface(weights: Weights, *, num_classes: int | None = None) -> Loa
     if tied:
         notes.append(f"tied weights, counted once: {'; '.join(' = '.join(t) for t in tied)}")
     labels = config.id2label if task == "classification" else {}
-    kind = "tokenizer" if modality == "text" else "image_processor"
     return LoadedModel(
         model=model,
-        arch=f"hf:{architecture}",
-        arch_source="config",
+        arch=known.arch if known is not None else f"hf:{architecture}",
+        arch_source="config" if known is None else "fingerprint",
         modality=modality,
         task=task,
         num_classes=width,
         head_params=head,
-        preprocess={kind: str(weights.path)},
-        id2label={int(key): str(label) for key, label in (labels or {}).items()},
+        preprocess=_preprocess(weights, modality, config, known),
+        id2label={} if known else {int(k): str(label) for k, label in (labels or {}).items()},
         missing=missing,
         unexpected=unexpected,
         notes=tuple(notes),
     )
 
 
-def task_of(architecture: str) -> Task | None:
-    """What a transformers class does, from its name; None when unsupported."""
-    for suffix, task in _TASKS:
-        if architecture.endswith(suffix):
-            return task
-    if architecture.endswith("Model"):
-        return "backbone"
-    return None
+def _preprocess(
+    weights: Weights, modality: Modality, config: Any, known: Recognised | None
+) -> dict[str, Any]:
+    if known is None:
+        kind = "tokenizer" if modality == "text" else "image_processor"
+        return {kind: str(weights.path)}
+    if modality == "text":
+        folder = beside(weights.path)
+        return {"tokenizer": str(folder)} if folder else {}
+    size = getattr(config, "image_size", None)
+    if not isinstance(size, int):
+        return {}
+    # What most image processors of the hub do; the note of `known` says that it is a guess.
+    return {
+        "input_size": (int(getattr(config, "num_channels", 3)), size, size),
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+    }
 
 
 @contextmanager
@@ -117,29 +147,6 @@ def _quiet() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def _resolve(weights: Weights) -> tuple[str, Any, Task]:
-    config = weights.config or {}
-    named = config.get("architectures") or []
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
-    if architecture.endswith("ForPreTraining"):
-        architecture = architecture.replace("ForPreTraining", "ForMaskedLM")
-    cls = getattr(transformers, architecture, None) if architecture.isidentifier() else None
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        own = " (it needs the folder's own code, which is never run)" * ("auto_map" in config)
-        raise ArchitectureError(
-            f"{weights.path}: transformers has no class {architecture or '(none named)'!r}{own}",
-            hint="name your own factory: --arch package.module:factory",
-        )
-    task = task_of(architecture)
-    if task is None:
-        raise ArchitectureError(
-            f"{weights.path}: {architecture} is neither a classifier, a language model nor a "
-            "backbone",
-            hint="name your own factory: --arch package.module:factory",
-        )
-    return architecture, cls, task
-
-
 def _config(weights: Weights) -> Any:
     try:
         with _quiet():
@@ -148,8 +155,28 @@ def _config(weights: Weights) -> Any:
             )
     except Exception as error:
         # transformers raises KeyError, OSError, ValueError, validation errors of its own.
+        own = " (it needs the folder's own code, which is never run)" * (
+            "auto_map" in (weights.config or {})
+        )
         raise ArchitectureError(
-            f"{weights.path}: config.json cannot be used ({str(error).splitlines()[0][:200]})"
+            f"{weights.path}: config.json cannot be used{own} ({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+def _made_config(known: Recognised, weights: Weights) -> Any:
+    kinds = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    try:
+        with _quiet():
+            config = kinds[known.model_type](**known.config)
+            if config.is_encoder_decoder:
+                raise ValueError("where a decoder starts stands only in the config")
+            return config
+    except Exception as error:
+        # Configs validate themselves with errors of many types.
+        raise ArchitectureError(
+            f"{weights.path}: no {known.cls} of these sizes can be built "
+            f"({(str(error).splitlines() or [''])[0][:200]})",
+            hint=_NEEDS_CONFIG,
         ) from error
 
 
@@ -187,7 +214,13 @@ def _instantiate(
 
 
 def _check(
-    model: nn.Module, info: Mapping[str, Any], weights: Weights, name: str, task: Task
+    model: nn.Module,
+    info: Mapping[str, Any],
+    weights: Weights,
+    name: str,
+    task: Task,
+    *,
+    headless: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     mismatched = [
         f"{key} is {list(theirs)} in the checkpoint and {list(ours)} in the model"
@@ -199,6 +232,8 @@ def _check(
     missing = sorted(info["missing_keys"])
     lost = [key for key in missing if "position_ids" not in key]
     head = set(find_head(model)[0])
+    if headless:
+        lost = [key for key in lost if key not in head]
     if any(key in head for key in lost):
         raise _misfit(weights, name, "the checkpoint lacks the model's head", lost)
     total = sum(tensor.numel() for tensor in state.values())
@@ -215,11 +250,15 @@ def _check(
     return tuple(missing), tuple(unexpected)
 
 
+_NEEDS_CONFIG = "put the model's config.json beside the file"
+
+
 def _misfit(weights: Weights, name: str, what: str, items: list[str]) -> MismatchError:
+    told = "check that config.json belongs to these weights"
     shown = "; ".join(items[:3]) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")
     return MismatchError(
         f"{weights.path} does not fit {name}: {what}: {shown}",
-        hint="check that config.json belongs to these weights",
+        hint=told if weights.format == "hf-folder" else _NEEDS_CONFIG,
     )
 
 
@@ -258,6 +297,8 @@ def _pooling(weights: Weights, config: Any) -> str:
             return "mean"
     if any("pooler" in name.split(".") for name in weights.tensors):
         return "pooler"
+    if any("post_layernorm" in name for name in weights.tensors):
+        return "pooler"  # CLIP's towers normalise the class token after the last hidden state
     kinds = transformers.models.auto.modeling_auto
     causal = type(config) in kinds.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in kinds.MODEL_FOR_MASKED_LM_MAPPING

@@ -88,6 +88,10 @@ def _subfolders(path: Path) -> list[Path]:
         inside = [p for p in path.iterdir() if p.is_dir() and not p.name.startswith((".", "__"))]
     except OSError as error:
         raise DataError(f"{path}: cannot be listed ({error.strerror})") from error
+    # A link to the folder itself, or above it, would make a class of all images once more.
+    own = Path(os.path.realpath(path))
+    back = {own, *own.parents}
+    inside = [p for p in inside if not (p.is_symlink() and Path(os.path.realpath(p)) in back)]
     return sorted(inside, key=lambda p: p.name)
 
 

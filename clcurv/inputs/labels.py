@@ -83,7 +83,7 @@ def resolve_labels(
         return LabelMap(_injective({label: int(label) for label in distinct}), "digits")
     if imagenet := _imagenet(distinct, names, wordnet, num_classes):
         return imagenet
-    return _by_order(distinct, names, num_classes, {} if _is_generic(id2label) else stated)
+    return _by_order(distinct, names, num_classes, {} if is_generic(id2label) else stated)
 
 
 def resolve_stated(
@@ -106,7 +106,7 @@ def resolve_stated(
         by_user = _by_user(names, label_map)
         return LabelMap({i: by_user.ids[name] for i, name in enumerate(names)}, "label-map")
     numbers: dict[Label, int] = {i: i for i in range(len(names))}
-    if _is_generic(id2label) or id2label is None:
+    if is_generic(id2label) or id2label is None:
         return LabelMap(numbers, "integers")
     found = NameIndex(id2label).find_all(names)
     if found is not None and len(set(found)) == len(found):
@@ -138,7 +138,7 @@ def check_head(ids: Sequence[int], *, num_classes: int | None, names: Mapping[in
     also = f", {len(outside)} such labels" if len(outside) > 1 else ""
     raise MismatchError(
         f"label {label} lies outside the classes{head} ({total} of {len(ids)} samples{also})",
-        hint="-1 usually marks unlabelled rows: use a labelled split (--split)"
+        hint="-1 usually marks unlabelled rows: leave them out with --skip-bad, or change --split"
         if worst < 0
         else "the data and the checkpoint belong to different tasks: give the other one of either",
     )
@@ -287,7 +287,8 @@ def _injective(ids: dict[Label, int]) -> dict[Label, int]:
     return ids
 
 
-def _is_generic(id2label: Mapping[int, str] | None) -> bool:
+def is_generic(id2label: Mapping[int, str] | None) -> bool:
+    """Whether class names say nothing: none at all, or ``LABEL_0``, ``LABEL_1``, ..."""
     return not id2label or all(_GENERIC.fullmatch(name) for name in id2label.values())
 
 

@@ -69,7 +69,7 @@ def discover_layers(
         UsageError: The expression does not compile or matches nothing, or `groups`
             names unknown parameters or one parameter twice.
     """
-    names = [name for name, _ in model.named_parameters()]
+    names = [name for name, p in model.named_parameters() if p.numel()]
     heads = set(head_params)
     if regex is None and granularity not in GRANULARITIES:
         regex = granularity

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from clcurv.errors import ArchitectureError
 from clcurv.inputs.heads import find_head
 from clcurv.inputs.loaded import LoadedModel, Modality, Task
 from clcurv.inputs.matching import check_finite
+from clcurv.inputs.modules import refuse_complex
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -48,12 +50,12 @@ def wrap_module(
         head_params: Names of the head's parameters, where they cannot be told.
 
     Raises:
-        ArchitectureError: No parameters.
+        ArchitectureError: No parameters, complex ones, or ones without values.
         NumericalError: NaN or infinite weights.
     """
     inner = unwrap(model)
-    if not any(True for _ in inner.parameters()):
-        raise ArchitectureError(f"{type(inner).__name__} has no parameters to measure")
+    _refuse_hollow(inner)
+    refuse_complex(inner)
     check_finite(dict(inner.named_parameters()))
     head, width = find_head(inner)
     notes = () if inner is model else (f"measured inside its {type(model).__name__} wrapper",)
@@ -72,6 +74,22 @@ def wrap_module(
     )
 
 
+def _refuse_hollow(model: nn.Module) -> None:
+    kind = type(model).__name__
+    for name, p in model.named_parameters():
+        if is_lazy(p):
+            raise ArchitectureError(
+                f"{kind}: {name} has no shape yet", hint="run the model once on a batch"
+            )
+        if p.is_meta:
+            raise ArchitectureError(
+                f"{kind}: {name} is on the device meta, where tensors have no values",
+                hint="load the weights first",
+            )
+    if not any(p.numel() for p in model.parameters()):
+        raise ArchitectureError(f"{kind} has no parameters to measure")
+
+
 def _data(model: nn.Module) -> tuple[Modality, dict[str, Any]]:
     if getattr(model, "pretrained_cfg", None):
         import timm.data
@@ -88,7 +106,7 @@ def _data(model: nn.Module) -> tuple[Modality, dict[str, Any]]:
 def _task(model: nn.Module, head: tuple[str, ...], width: int | None) -> tuple[Task, int | None]:
     config = getattr(model, "config", None)
     if hasattr(model, "base_model_prefix") and config is not None:
-        from clcurv.inputs.huggingface import task_of
+        from clcurv.inputs.hf_classes import task_of
 
         task = task_of(type(model).__name__) or "classification"
         if task == "backbone":

@@ -20,7 +20,8 @@ class LoadedModel:
         arch: ``timm:resnet18`` | ``torchvision:resnet18`` | ``hf:BertForSequenceClassification``
             | ``module:factory``.
         arch_source: ``option`` | ``metadata`` | ``config`` | ``fingerprint`` | ``loss``
-            (several fitted, the lowest loss decided) | ``given`` (a live module).
+            (several fitted, the lowest loss decided) | ``given`` (a live module) | ``pickle``
+            (the module was in the file, and `unsafe_pickle` allowed its code).
         modality: What the model eats; ``array`` for a plain float tensor.
         task: What its head does; ``backbone`` when it has no head.
         num_classes: Width of the head; None for a backbone.
@@ -33,6 +34,8 @@ class LoadedModel:
         missing, unexpected: Tensor names without a partner on the other side.
         matched_fraction: Elements of the backbone filled from the checkpoint, 0..1.
         candidates: Other architectures that fit equally well.
+        probe_accuracy: Of a linear probe, each sample predicted by a fit without it; None
+            without one. Its accuracy on the sample says little: it was fitted to it.
         notes: Sentences for the report.
     """
 
@@ -49,4 +52,5 @@ class LoadedModel:
     unexpected: tuple[str, ...] = ()
     matched_fraction: float = 1.0
     candidates: tuple[str, ...] = ()
+    probe_accuracy: float | None = None
     notes: tuple[str, ...] = ()

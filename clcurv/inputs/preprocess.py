@@ -131,6 +131,9 @@ def open_image(source: Path | bytes | Image.Image | np.ndarray[Any, Any], name: 
     if isinstance(source, np.ndarray):
         array = source[..., 0] if source.ndim == 3 and source.shape[-1] == 1 else source
         return Image.fromarray(np.ascontiguousarray(array))
+    if isinstance(source, Path) and not source.is_file():
+        what = "a device, pipe or folder" if source.exists() else "no such file"
+        raise DataError(f"{name}: the image cannot be read ({what})")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -263,6 +266,10 @@ def _to_channels(image: Image.Image, channels: int) -> Image.Image:
         # Pillow's own conversion of 16-bit grey clips instead of scaling.
         grey = np.asarray(image).astype(np.float64)
         image = Image.fromarray(np.clip(grey / 257.0, 0, _BYTE).astype(np.uint8))
+    if image.mode == "F":
+        raise DataError("an image of floating-point pixels, whose range is not known")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # what Pillow would warn about
     mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
     if mode is None:
         if len(image.getbands()) == channels:

@@ -206,6 +206,7 @@ def linear_probe(
         task="classification",
         num_classes=width,
         head_params=head,
+        probe_accuracy=fit.loo_accuracy,
         notes=tuple(notes),
     )
 

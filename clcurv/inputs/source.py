@@ -13,6 +13,8 @@ from clcurv.errors import DataError
 
 Kind = Literal["image", "text", "array", "prepared"]
 Columns = Mapping[str, Any]
+"""What holds what: ``image``, ``text``, ``array``, ``label`` -> a name, or several (a list, or
+separated by commas); and ``label_map`` -> entries of `clcurv.inputs.labelmap.read_label_map`."""
 
 IMAGE_SUFFIXES = frozenset(
     f".{name}"
@@ -23,7 +25,10 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-FORMATS = "give an image folder, npz, csv, tsv, json(l), parquet, arrow or save_to_disk folder"
+FORMATS = (
+    "give an image folder, npz, csv, tsv, json(l), parquet, arrow, WebDataset tars or a "
+    "save_to_disk folder"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Source:
         name: Row number -> what to call the row in a message.
         labels: Label of every row (None where it has none); None without labels.
         class_names: Every class there is, also those without rows, where that is known.
+        population: Rows that `length` of them were drawn from; None where these are all.
         whole: All values as one array (or enough of them to tell layout and range), where
             the values are numbers.
         notes: Sentences for the report.
@@ -54,9 +60,16 @@ class Source:
     class_names: tuple[str, ...] | None = None
     whole: np.ndarray[Any, Any] | None = None
     notes: tuple[str, ...] = ()
+    population: int | None = None
 
 
-def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv"]:
+def names_of(value: Any) -> tuple[str, ...]:
+    """One name or several, as a user wrote them."""
+    several = value.split(",") if isinstance(value, str) else value
+    return tuple(str(name).strip() for name in several)
+
+
+def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv", "tar"]:
     """Tell what a file is from its first bytes.
 
     Raises:
@@ -75,6 +88,8 @@ def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv"
         return "arrow"
     if head.startswith(b"PK\x03\x04"):
         return "npz"
+    if head[257:262] == b"ustar":
+        return "tar"
     if text[:1] == b"<":
         raise DataError(f"{path}: an HTML or XML page, not data", hint="download the file again")
     what = _foreign(head)
@@ -98,6 +113,4 @@ def _foreign(head: bytes) -> str | None:
     ):
         if head.startswith(magic):
             return what
-    if head[257:262] == b"ustar":
-        return "a tar archive (unpack it first)"
     return "a binary file" if b"\x00" in head else None

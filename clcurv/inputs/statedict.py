@@ -12,16 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clcurv.errors import InputError, NotWeightsError
+from clcurv.errors import InputError, NotWeightsError, UnsafeFileError
 from clcurv.inputs.fingerprints import is_head, is_pretraining
+from clcurv.inputs.torchfile import NumpyArray
+
+# A file may hold one object in many places, so what is walked is counted.
+_MOST_ENTRIES = 500_000  # of mappings that are looked through for tensors
+_MOST_VALUES = 100_000  # of metadata that are kept
+_DEEPEST = 8  # wrappers inside each other
 
 # In order of preference.
 _PLAIN_KEYS = (
     *("state_dict", "model", "model_state_dict", "model_state", "net", "network", "weights"),
     *("params", "module", "backbone", "encoder", "base_encoder", "state"),
 )
+# torch's quantised linear layers keep their weights here, and not as a tensor.
+_PACKED = re.compile(r"(^|\.)_packed_params(\.|$)")
 _EMA = re.compile(r"(^|_)(ema|swa|averaged|moving_average)(_|$)", re.IGNORECASE)
 _ASIDE = re.compile(
     r"optim|sched|scaler|^amp|criterion|loss|callback|^loops$|^rng|discriminator|^queue"
@@ -44,12 +52,16 @@ class Selected:
         key: Dotted path inside the file; None for a bare state dict.
         metadata: Plain values found beside it.
         notes: What was chosen among several, what was left out.
+        others: Dotted paths of further state dicts that could be chosen instead.
+        module: The module that was in its place.
     """
 
     tensors: dict[str, Tensor]
     key: str | None
     metadata: dict[str, Any]
     notes: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    module: nn.Module | None = None
 
 
 def select(content: Any, path: Path, *, key: str | None = None) -> Selected:
@@ -77,7 +89,11 @@ def select(content: Any, path: Path, *, key: str | None = None) -> Selected:
             f"{path} holds a {type(content).__name__}, not named weights",
             hint="save the model's state_dict()",
         )
-    found = {name: value for name, value in _state_dicts(content, "", 0) if value}
+    room = _Room(_MOST_ENTRIES)
+    walked = [entry for entry in _state_dicts(content, "", 0, room) if entry[1]]
+    found = {name: tensors for name, tensors, _ in walked}
+    if room.left < 0:
+        raise UnsafeFileError(f"{path} holds mappings inside each other, to exhaust the machine")
     if not found:
         raise NotWeightsError(
             f"{path} holds no named tensors (its keys: {_some(map(str, content))})",
@@ -85,10 +101,17 @@ def select(content: Any, path: Path, *, key: str | None = None) -> Selected:
         )
     notes: list[str] = []
     chosen = _choose(found, path, key, notes)
+    for name, _, packed in walked:
+        if name == chosen and packed is not None:
+            raise NotWeightsError(
+                f"{path} holds quantised weights ({packed!r}), which have no gradients",
+                hint="give the float checkpoint it was made from",
+            )
+    kept = _Room(_MOST_VALUES)
     metadata = {
-        str(name): plain(value)
+        str(name): _plain(value, 0, kept)
         for name, value in content.items()
-        if not _ASIDE.search(str(name)) and not _holds_tensors(value)
+        if not _ASIDE.search(str(name)) and not _holds_tensors(value, set())
     }
     if chosen:
         notes.insert(0, f"weights taken from key {chosen!r}")
@@ -98,12 +121,32 @@ def select(content: Any, path: Path, *, key: str | None = None) -> Selected:
         metadata = {name: value for name, value in metadata.items() if name not in found[""]}
     if skipped:
         notes.append(f"{skipped} entries of the state dict are no tensors and were left out")
-    return Selected(found[chosen], chosen or None, metadata, tuple(notes))
+    tensors = found[chosen]
+    if "n_averaged" in tensors and all(
+        n.startswith("module.") for n in tensors if n != "n_averaged"
+    ):
+        # torch's AveragedModel counts what it has seen.
+        times = tensors.pop("n_averaged")
+        notes.append(f"these are averaged weights (of {plain(times)} networks)")
+    others = tuple(name for name in _models(found) if name and name != chosen)
+    return Selected(tensors, chosen or None, metadata, tuple(notes), others)
 
 
-def _state_dicts(value: Any, path: str, depth: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """All mappings from names to tensors, at most three levels down."""
-    if not isinstance(value, Mapping) or depth > 3:
+@dataclass
+class _Room:
+    left: int
+
+    def take(self, n: int) -> bool:
+        """Whether so many more are allowed."""
+        self.left -= n
+        return self.left >= 0
+
+
+def _state_dicts(
+    value: Any, path: str, depth: int, room: _Room
+) -> Iterator[tuple[str, dict[str, Tensor], str | None]]:
+    """All mappings from names to tensors, and the first name in them of packed weights."""
+    if not isinstance(value, Mapping) or depth > _DEEPEST or not room.take(len(value)):
         return
     tensors = {
         name: item
@@ -111,10 +154,11 @@ def _state_dicts(value: Any, path: str, depth: int) -> Iterator[tuple[str, dict[
         if isinstance(name, str) and isinstance(item, Tensor)
     }
     if len(tensors) * 2 >= len(value) or (not depth and len(tensors) > 8):
-        yield path, tensors
+        packed = (name for name in value if isinstance(name, str) and _PACKED.search(name))
+        yield path, tensors, next(packed, None)
     for name, item in value.items():
         if isinstance(name, str) and not _ASIDE.search(name):
-            yield from _state_dicts(item, f"{path}.{name}" if path else name, depth + 1)
+            yield from _state_dicts(item, f"{path}.{name}" if path else name, depth + 1, room)
 
 
 def _numel(tensors: Mapping[str, Tensor]) -> int:
@@ -132,9 +176,7 @@ def _choose(
         if len(inside) == 1:
             return inside[0]
         raise InputError(f"{path} has no weights under {key!r}", hint=f"keys there: {available}")
-    largest = max(_numel(tensors) for tensors in found.values())
-    # Metrics and buffers saved as small dicts of tensors are no models.
-    models = [name for name, tensors in found.items() if _numel(tensors) * 10 >= largest]
+    models = _models(found)
     if "" in models:
         return ""
     plain_ones = [name for name in models if not _is_average(name)]
@@ -151,6 +193,12 @@ def _choose(
     if not plain_ones:
         notes.append(f"only averaged (EMA) weights were found, under {best!r}")
     return best
+
+
+def _models(found: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Those of a model's size: metrics and buffers saved as small dicts of tensors are none."""
+    largest = max(_numel(tensors) for tensors in found.values())
+    return [name for name, tensors in found.items() if _numel(tensors) * 10 >= largest]
 
 
 def _is_average(name: str) -> bool:
@@ -231,32 +279,64 @@ def _next_prefix(numels: Mapping[str, int]) -> str | None:
     return None
 
 
-def _holds_tensors(value: Any) -> bool:
+def states_of_modules(content: Any) -> tuple[Any, dict[str, nn.Module]]:
+    """What an unpickled file holds, with the state dict of every module in its place.
+
+    Returns:
+        The content, and the modules by their dotted paths ("" for the file's own object).
+    """
+    modules: dict[str, nn.Module] = {}
+
+    def replaced(value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, nn.Module):
+            modules[path] = value
+            return dict(value.state_dict())
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            return {
+                name: replaced(item, f"{path}.{name}" if path else str(name), depth + 1)
+                for name, item in value.items()
+            }
+        return value
+
+    return replaced(content, "", 0), modules
+
+
+def _holds_tensors(value: Any, seen: set[int]) -> bool:
     if isinstance(value, Tensor):
         return value.numel() != 1
-    if isinstance(value, Mapping):
-        return any(_holds_tensors(item) for item in value.values())
+    if isinstance(value, Mapping) and id(value) not in seen:
+        seen.add(id(value))
+        return len(seen) < 1000 and any(_holds_tensors(item, seen) for item in value.values())
     return False
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """Plain Python values only: numbers, strings, lists, dicts; the rest becomes None."""
+    return _plain(value, 0, _Room(_MOST_VALUES))
+
+
+def _plain(value: Any, depth: int, room: _Room) -> Any:
+    if not room.take(1) or depth > 8:
+        return None
     if isinstance(value, np.generic):
-        return plain(value.item(), depth + 1)
+        return _plain(value.item(), depth + 1, room)
     if value is None or isinstance(value, bool | int | float | str):
         return value[:10_000] if isinstance(value, str) else value
-    if depth > 8:
-        return None
     if isinstance(value, Tensor):
-        return value.item() if value.numel() == 1 and value.device.type == "cpu" else None
+        simple = value.layout == torch.strided and value.device.type == "cpu"
+        return _plain(value.item(), 8, room) if simple and value.numel() == 1 else None
+    if isinstance(value, NumpyArray):
+        value = value.value
     if isinstance(value, np.ndarray):
-        return plain(value.tolist(), depth + 1) if value.size <= 1000 else None
+        return _plain(value.tolist(), depth + 1, room) if value.size <= 1000 else None
     if isinstance(value, argparse.Namespace):
-        return plain(vars(value), depth + 1)
+        value = vars(value)
     if isinstance(value, PurePath | torch.dtype | torch.device):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item, depth + 1) for name, item in value.items()}
+        pairs = [*value.items()]
+        return {str(name): _plain(item, depth + 1, room) for name, item in pairs if room.left > 0}
     if isinstance(value, list | tuple | set | deque):
-        return [plain(item, depth + 1) for item in list(value)[:10_000]]
+        items = list(value)[:10_000]
+        return [_plain(item, depth + 1, room) for item in items if room.left > 0]
     return None

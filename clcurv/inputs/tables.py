@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,15 @@ from typing import Any
 import numpy as np
 
 from clcurv.errors import DataError, UnsafeFileError
+from clcurv.inputs.columns import input_columns, label_columns, used
 from clcurv.inputs.source import SPLITS, Columns, Kind, Source, sniff
+from clcurv.inputs.streamed import sample_rows
+from clcurv.inputs.tablecheck import check_table
 
 _SUFFIXES = frozenset([".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"])
 _NO_DATA = frozenset(["dataset_info.json", "state.json", "dataset_infos.json", "config.json"])
-_LABELS = ("label", "labels", "target", "y", "class", "category", "intent", "fine_label", "cls")
-_TEXTS = (
-    "text",
-    "sentence",
-    "content",
-    "utterance",
-    "review",
-    "query",
-    "document",
-    "document_text",
-)
-_PAIRS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("text_a", "text_b"),
-    ("text1", "text2"),
-    ("question", "sentence"),
-)
-_IMAGES = ("image", "img", "file_name", "filename", "image_path", "path", "file", "pixel_values")
-_TOKENS = ("input_ids", "tokens", "x", "features")
+# Larger tables are read row by row; smaller ones become one arrow file in the temporary folder.
+_STREAM_FROM = 1 << 30
 
 
 def is_saved_dataset(path: Path) -> bool:
@@ -63,9 +47,21 @@ def table_files(path: Path) -> list[Path]:
 
 @contextmanager
 def open_tables(
-    path: Path, split: str | None, columns: Columns | None, modality: str, needs_labels: bool
+    path: Path,
+    split: str | None,
+    columns: Columns | None,
+    modality: str,
+    needs_labels: bool,
+    *,
+    n: int | None = None,
+    seed: int = 0,
 ) -> Iterator[Source]:
     """Rows of one table file, a folder of them, or a save_to_disk folder.
+
+    Args:
+        path, split, columns, modality, needs_labels: As in `open_source`.
+        n, seed: A sample of so many rows is all that is wanted: of large files only such a one,
+            drawn while they are read, is kept. None keeps all rows.
 
     Raises:
         DataError: Unreadable, no such split or column, or columns that cannot be told.
@@ -73,13 +69,24 @@ def open_tables(
     """
     with ExitStack() as stack:
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clcurv-")))
-        stack.enter_context(_quiet())
+        stack.enter_context(quiet_datasets())
+        population = None
         if path.is_dir() and is_saved_dataset(path):
             table, note = _saved(path, split)
             form = "arrow"
         else:
-            files, note = _files_of_split(path, split)
-            table, form = _load(files, cache)
+            files, note = files_of_split(path, table_files, split)
+            large = n is not None and sum(file.stat().st_size for file in files) > _STREAM_FROM
+            table, form = _load(files, cache, streaming=large)
+            if large and n is not None:
+                asked = (columns, modality, needs_labels)
+                try:
+                    table, population, drawn = sample_rows(table, str(path), asked, n=n, seed=seed)
+                except DataError:
+                    raise
+                except Exception as error:  # as when a whole table is loaded
+                    raise _unreadable(files[0], form, error) from error
+                note = f"{note}; {drawn}" if note else drawn
         notes = (note,) if note else ()
         yield table_source(
             table,
@@ -90,6 +97,7 @@ def open_tables(
             modality=modality,
             needs_labels=needs_labels,
             notes=notes,
+            population=population,
         )
 
 
@@ -103,6 +111,7 @@ def table_source(
     modality: str,
     needs_labels: bool,
     notes: tuple[str, ...] = (),
+    population: int | None = None,
 ) -> Source:
     """Rows of a `datasets.Dataset`.
 
@@ -115,6 +124,7 @@ def table_source(
         modality: What the model eats.
         needs_labels: Whether a missing label column is an error.
         notes: Sentences for the report.
+        population: Rows that those of the table were drawn from; None where they are all.
 
     Raises:
         DataError: Empty, or no such column, or columns that cannot be told.
@@ -124,9 +134,9 @@ def table_source(
     table = table.with_format(None)
     if not table.num_rows:
         raise DataError(f"{where}: the table has no rows")
-    label = _label_column(table, where, columns, needs_labels)
-    inputs, kind = _input_columns(table, where, columns, modality, label)
-    labels, class_names = (None, None) if label is None else _labels(table, label)
+    label = label_columns(table.column_names, where, columns, needs_labels)
+    inputs, kind = input_columns(table, where, columns, modality, label)
+    labels, class_names = _labels(table, label) if label else (None, None)
     values = table.select_columns(list(inputs))
     for name in inputs:
         if isinstance(values.features[name], datasets.Image):
@@ -137,7 +147,6 @@ def table_source(
         cells = [record[name] for name in inputs]
         return _cell(cells, kind, folder, f"{where}: row {row}")
 
-    used = f"columns: {' + '.join(inputs)}" + (f" -> {label}" if label else "")
     return Source(
         format=form,
         kind=kind,
@@ -146,18 +155,20 @@ def table_source(
         name=lambda row: f"{where}: row {row}",
         labels=labels,
         class_names=class_names,
-        notes=(*notes, used),
+        notes=(*notes, used(inputs, label, table.column_names)),
+        population=population,
     )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_datasets() -> Iterator[None]:
+    """Without the library's progress bars and notices."""
     import datasets
     from datasets.utils import logging
 
     shown, verbosity = datasets.is_progress_bar_enabled(), logging.get_verbosity()
     datasets.disable_progress_bars()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.CRITICAL)  # what is wrong with a file becomes our own error
     try:
         yield
     finally:
@@ -199,13 +210,25 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _files_of_split(path: Path, split: str | None) -> tuple[list[Path], str]:
+def files_of_split(
+    path: Path, listed: Callable[[Path], list[Path]], split: str | None
+) -> tuple[list[Path], str]:
+    """The file itself, or the files of one split of a folder, told by their names; and a note.
+
+    Args:
+        path: A file or folder.
+        listed: Lists the files that matter in a folder.
+        split: As in `open_source`.
+
+    Raises:
+        DataError: There is no such split.
+    """
     if path.is_file():
         if split is not None:
             raise DataError(f"{path}: a single file has no split {split!r}", hint="leave it out")
         return [path], ""
     groups: dict[str, list[Path]] = {}
-    for file in table_files(path):
+    for file in listed(path):
         groups.setdefault(_split_of(file, path), []).append(file)
     if list(groups) == ["all"]:
         if split is not None:
@@ -249,7 +272,7 @@ def choose_split(path: Path | str, split: str | None, names: Sequence[str]) -> t
     )
 
 
-def _load(files: Sequence[Path], cache: Path) -> tuple[Any, str]:
+def _load(files: Sequence[Path], cache: Path, *, streaming: bool) -> tuple[Any, str]:
     kinds = {sniff(file) for file in files}
     if len(kinds) > 1:
         raise DataError(
@@ -257,8 +280,11 @@ def _load(files: Sequence[Path], cache: Path) -> tuple[Any, str]:
             hint="give one of the files",
         )
     kind = kinds.pop()
-    if kind == "npz":
-        raise DataError(f"{files[0]}: a zip file is not read as a table")
+    if kind in ("npz", "tar"):
+        what = "zip file" if kind == "npz" else "tar archive"
+        raise DataError(f"{files[0]}: a {what} is not read as a table")
+    for file in files:
+        check_table(file, kind)
     import datasets
 
     builder = {"tsv": "csv"}.get(kind, kind)
@@ -273,13 +299,32 @@ def _load(files: Sequence[Path], cache: Path) -> tuple[Any, str]:
         options = {"sep": "\t" if kind == "tsv" else ",", "keep_default_na": False}
         options["na_values"] = [""]
     try:
-        table = datasets.load_dataset(
-            builder, data_files=links, split="train", cache_dir=str(cache / "cache"), **options
-        )
+        with _uncounted():
+            table = datasets.load_dataset(
+                builder,
+                data_files=links,
+                split="train",
+                cache_dir=str(cache / "cache"),
+                streaming=streaming,
+                **options,
+            )
     except Exception as error:  # pandas, pyarrow and datasets raise a dozen unrelated types
         raise _unreadable(files[0], kind, error) from error
     suffix = files[0].suffix.lower().lstrip(".")
     return table, suffix if kind == "json" and suffix in ("jsonl", "ndjson") else kind
+
+
+@contextmanager
+def _uncounted() -> Iterator[None]:
+    """Without `datasets` telling its makers over the network that a table was read."""
+    import datasets
+
+    before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
 def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
@@ -289,76 +334,13 @@ def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
     return DataError(f"{path}: cannot be read as {kind}: {reason}")
 
 
-def _label_column(
-    table: Any, where: str, columns: Columns | None, needs_labels: bool
-) -> str | None:
-    names = table.column_names
-    wanted = (columns or {}).get("label")
-    if wanted is not None:
-        return _present(str(wanted), names, where)
-    by_lower = {name.lower(): name for name in names}
-    for usual in _LABELS:
-        if usual in by_lower:
-            return str(by_lower[usual])
-    if not needs_labels:
-        return None
-    raise DataError(
-        f"{where}: no label column among {', '.join(names)}",
-        hint="name it with --label-column NAME",
-    )
-
-
-def _input_columns(
-    table: Any, where: str, columns: Columns | None, modality: str, label: str | None
-) -> tuple[tuple[str, ...], Kind]:
-    names = [name for name in table.column_names if name != label]
-    kinds: dict[str, Kind] = {"image": "image", "text": "text", "array": "array"}
-    for key, kind in kinds.items():
-        wanted = (columns or {}).get(key)
-        if wanted is not None:
-            several = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-            return tuple(_present(n.strip(), table.column_names, where) for n in several), kind
-    by_lower = {name.lower(): name for name in names}
-    if modality == "text":
-        for first, second in _PAIRS:
-            if first in by_lower and second in by_lower:
-                return (by_lower[first], by_lower[second]), "text"
-        for usual in _TEXTS:
-            if usual in by_lower:
-                return (by_lower[usual],), "text"
-        strings = [n for n in names if _dtype(table, n) in ("string", "large_string")]
-        if len(strings) == 1:
-            return (strings[0],), "text"
-    for usual in _IMAGES if modality == "image" else _TOKENS:
-        if usual in by_lower:
-            return (by_lower[usual],), "image" if modality == "image" else "array"
-    numbers = [n for n in names if _dtype(table, n).startswith(("float", "int", "uint", "double"))]
-    if modality == "array" and numbers == names:
-        return tuple(numbers), "array"
-    raise DataError(
-        f"{where}: which column holds the {modality} cannot be told among "
-        f"{', '.join(table.column_names)}",
-        hint="call the column input_ids, x or features"
-        if modality == "array"
-        else f"name it with --{modality}-column NAME",
-    )
-
-
-def _present(name: str, names: Sequence[str], where: str) -> str:
-    if name in names:
-        return name
-    raise DataError(
-        f"{where}: no column {name!r} (there are: {', '.join(names)})",
-        hint="name the columns with --image-column, --text-column, --label-column",
-    )
-
-
-def _dtype(table: Any, name: str) -> str:
-    return str(getattr(table.features[name], "dtype", ""))
-
-
-def _labels(table: Any, name: str) -> tuple[list[Any], tuple[str, ...] | None]:
-    values = list(table.select_columns([name])[:][name])
+def _labels(table: Any, names: Sequence[str]) -> tuple[list[Any], tuple[str, ...] | None]:
+    columns = table.select_columns(list(names))[:]
+    if len(names) > 1:
+        rows = zip(*(columns[name] for name in names), strict=True)
+        return [None if None in row else list(row) for row in rows], None
+    (name,) = names
+    values = list(columns[name])
     stated = getattr(table.features[name], "names", None)
     return values, tuple(stated) if stated else None
 

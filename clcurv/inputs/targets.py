@@ -15,6 +15,8 @@ from clcurv.inputs.labels import Label, LabelMap, check_head, resolve_labels, re
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.source import Source
 
+_LOSSES = ("cross-entropy", "mse", "next-token", "masked-lm")  # others are the user's own
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -52,22 +54,33 @@ def read_targets(
     """
     if source.labels is None:
         raise DataError("the data set has no labels", hint="name them with --label-column NAME")
-    values = list(source.labels)
-    missing = tuple(row for row, value in enumerate(values) if _is_missing(value))
+    values, encoded = _decoded(list(source.labels), loaded, loss)
+    negative = skip_bad and loaded.task != "regression"
+    missing = tuple(
+        row
+        for row, value in enumerate(values)
+        if _is_missing(value) or (negative and _is_unlabelled(value))
+    )
     if missing and (not skip_bad or len(missing) == len(values)):
         raise DataError(
             f"{source.name(missing[0])}: no label ({len(missing)} of {len(values)} rows)",
             hint="leave such rows out with --skip-bad",
         )
+    without = frozenset(missing)
     real = any(_is_real(value) for value in values)
-    if loaded.task == "regression" or (loss == "mse" and real):
-        targets = _real_targets(values, loaded.num_classes, frozenset(missing))
+    own = loss is not None and loss not in _LOSSES
+    if loaded.task == "regression" or (real and (own or loss == "mse")):
+        # What the user's own loss compares the outputs with is its own affair.
+        width = None if own else loaded.num_classes
+        targets = _real_targets(values, width, without)
         return Targets(targets, None, missing, ())
     if real:
         raise DataError(
             "the labels are real numbers, not classes", hint="measure a regression with --loss mse"
         )
+    values = [None if row in without else value for row, value in enumerate(values)]
     ids, notes = _class_ids(values, source, loaded, label_map)
+    notes += encoded
     classes = torch.tensor([max(i, 0) for i in ids], dtype=torch.int64)
     if loss != "mse":
         return Targets(classes, ids, missing, notes)
@@ -110,6 +123,37 @@ def _class_ids(
     written = {i: str(label) for i, label in zip(ids, plain, strict=True) if label is not None}
     check_head(labelled, num_classes=loaded.num_classes, names=written)
     return ids, mapping.notes
+
+
+def _decoded(
+    values: list[Any], loaded: LoadedModel, loss: str | None
+) -> tuple[list[Any], tuple[str, ...]]:
+    """One-hot labels of a classifier as class ids; all others as they are.
+
+    Raises:
+        DataError: Several classes in one row.
+    """
+    rows = [v for v in values if isinstance(v, list | tuple | np.ndarray)]
+    if not rows or loaded.task == "regression" or loss not in (None, "cross-entropy"):
+        return values, ()
+    if any(not isinstance(v, list | tuple | np.ndarray) for v in values if not _is_missing(v)):
+        return values, ()
+    widths = {len(row) for row in rows}
+    if len(widths) > 1 or widths == {1} or any(x not in (0, 1) for row in rows for x in row):
+        return values, ()
+    if any(sum(row) != 1 for row in rows):
+        raise DataError(
+            "labels with several classes, or none, in one row: cross-entropy takes one class",
+            hint="measure the squared loss with --loss mse",
+        )
+    note = f"one-hot labels: the class is the position of the 1 among {widths.pop()}"
+    decoded = [None if _is_missing(v) else int(np.argmax(v)) for v in values]
+    return decoded, (note,)
+
+
+def _is_unlabelled(value: Any) -> bool:
+    """-1, which usually marks rows without a label."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == -1
 
 
 def _is_missing(value: Any) -> bool:

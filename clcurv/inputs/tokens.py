@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clcurv.errors import DataError
+from clcurv.errors import DataError, UsageError
 from clcurv.inputs.loaded import LoadedModel
 
 IGNORED = -100
 _MASKED_SHARE = 0.15
 _DEFAULT_LENGTH = 512
 _SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
+_CHARACTERS = 2000  # per token; what is behind them in a text would be cut off anyway
 _UNLIMITED = 1 << 20  # tokenizers without a maximum state 1e30
 
 
@@ -84,6 +86,10 @@ def load_tokenizer(loaded: LoadedModel) -> Any | None:
     except Exception as error:  # a damaged tokenizer surfaces as any type
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"{folder}: its tokenizer cannot be loaded ({reason})") from error
+    files = {*tokenizer.vocab_files_names.values(), "tokenizer.json"}
+    if tokenizer.vocab_files_names and not any((Path(folder) / n).is_file() for n in files):
+        # transformers makes one without words, which reads every text as empty.
+        return None
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token  # masked out, so any token serves
     # Left padding would shift the positions of models that count them from the left.
@@ -123,6 +129,7 @@ def encode_text(
 
     Raises:
         DataError: No tokenizer, or it has nothing to pad with.
+        UsageError: `max_length` leaves no room for a word.
     """
     tokenizer = load_tokenizer(loaded)
     if tokenizer is None:
@@ -133,12 +140,20 @@ def encode_text(
     if tokenizer.pad_token_id is None:
         raise DataError("the checkpoint's tokenizer has neither a padding nor an end token")
     pairs = isinstance(texts[0], tuple)
+    longest = max_tokens(loaded, tokenizer, max_length)
+    added = tokenizer.num_special_tokens_to_add(pairs)
+    if longest <= added:
+        raise UsageError(
+            f"texts cut at {longest} tokens: the tokenizer alone adds {added}",
+            hint=f"--max-length {added + 1} or more",
+        )
+    most = _CHARACTERS * longest
     encoded = tokenizer(
-        [text[0] for text in texts] if pairs else list(texts),
-        [text[1] for text in texts] if pairs else None,
+        [(text[0] if pairs else text)[:most] for text in texts],
+        [text[1][:most] for text in texts] if pairs else None,
         padding="longest",
         truncation=True,
-        max_length=max_tokens(loaded, tokenizer, max_length),
+        max_length=longest,
         return_attention_mask=True,
     )
     names = [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in encoded]

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import collections
+import io
 import pathlib
 import pickle
-import pickletools
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from clcurv.errors import ClcurvError, CorruptFileError, ResourceError, UnsafeFileError
-from clcurv.inputs.filetype import Kind, describe_size
+from clcurv.errors import (
+    ClcurvError,
+    CorruptFileError,
+    InputError,
+    NotWeightsError,
+    ResourceError,
+    UnsafeFileError,
+)
+from clcurv.inputs.filetype import RESAVE, Kind, describe_size
+from clcurv.inputs.torchscan import Claims, scan
 
 # Modules whose functions have no business in a weights file.
 _DANGEROUS = frozenset(
@@ -33,6 +39,12 @@ _DANGEROUS_BUILTINS = frozenset(
         *("input", "breakpoint", "globals"),
     )
 )
+_LEGACY_PICKLES = 5  # magic number, protocol, system, the object, keys of its storages
+_ANOTHER = "copy or download it again"
+
+
+class NeedsCodeError(UnsafeFileError):
+    """The file holds pickled objects: reading it would run code that it names."""
 
 
 def _plain_dict(_factory: object = None) -> dict[Any, Any]:
@@ -43,31 +55,79 @@ def _plain_list(items: object = (), _maxlen: object = None) -> list[Any]:
     return list(items) if isinstance(items, list | tuple) else []
 
 
+def _inert(*_arguments: object) -> None:
+    """Stands for types that are only named, such as a defaultdict's factory."""
+
+
+class NumpyType:
+    """Stands for a numpy dtype, whose own unpickling can be made to read foreign memory."""
+
+    def __init__(self, code: object = "f8", *_rest: object) -> None:
+        self.value = np.dtype(str(code))
+        self._check()
+
+    def __setstate__(self, state: Any) -> None:
+        _, order, parts, names, fields, size, *_ = state
+        if not (parts is names is fields is None) or order not in ("<", ">", "|", "="):
+            raise pickle.UnpicklingError("a structured numpy type")
+        if self.value.kind in "SU":
+            width = int(size) // (4 if self.value.kind == "U" else 1)
+            self.value = np.dtype(f"{self.value.kind}{width}")
+        self.value = self.value.newbyteorder(order)
+        self._check()
+
+    def _check(self) -> None:
+        if self.value.kind not in "biufcSU" or not 0 < self.value.itemsize <= 4096:
+            raise pickle.UnpicklingError(f"numpy type {self.value}")
+
+
+class NumpyArray:
+    """Stands for a numpy array.
+
+    Attributes:
+        value: Its content.
+    """
+
+    def __init__(self, *_arguments: object) -> None:
+        self.value = np.zeros(0)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, raw = state
+        flat = _from_bytes(dtype, raw)
+        self.value = flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _from_bytes(dtype: Any, raw: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(dtype, NumpyType) or not isinstance(raw, bytes):
+        raise pickle.UnpicklingError("numpy data of a kind that weights do not need")
+    return np.frombuffer(raw, dtype.value)
+
+
+def _numpy_scalar(dtype: object, raw: object = None) -> Any:
+    (value,) = _from_bytes(dtype, raw)
+    return value
+
+
 def _safe_globals() -> list[Any]:
     """What timm and Lightning training files hold besides tensors, and nothing else.
 
-    Paths become pure paths (they touch no disk); numpy's two module layouts share
-    one function. None of these runs code given in the file.
+    Each is a stand-in, or a type that touches nothing when it is made and filled: paths become
+    pure paths, containers plain ones (torch fills only these), and numpy, in the layouts of its
+    versions 1 and 2, is not called on a file's word.
     """
-    dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdFD"}
     allowed: list[Any] = [
         argparse.Namespace,
-        # torch's unpickler fills plain dicts and lists only, so these are read as such.
         (_plain_dict, "collections.defaultdict"),
         (_plain_list, "collections.deque"),
-        list,
-        dict,
-        int,
-        float,
-        np.dtype,
-        np.ndarray,
-        *dtypes,
+        *((_inert, f"builtins.{kind}") for kind in ("list", "dict", "tuple", "str")),
+        *((_inert, f"builtins.{kind}") for kind in ("int", "float", "bool")),
+        (_inert, "numpy.ndarray"),
+        (NumpyType, "numpy.dtype"),
+        (NumpyArray, "numpy.core.multiarray._reconstruct"),
+        (NumpyArray, "numpy._core.multiarray._reconstruct"),
+        (_numpy_scalar, "numpy.core.multiarray.scalar"),
+        (_numpy_scalar, "numpy._core.multiarray.scalar"),
     ]
-    scalar = np.float64(0).__reduce__()[0]
-    rebuild = np.zeros(0).__reduce__()[0]
-    for package in ("numpy.core", "numpy._core"):
-        allowed.append((scalar, f"{package}.multiarray.scalar"))
-        allowed.append((rebuild, f"{package}.multiarray._reconstruct"))
     for module in ("pathlib", "pathlib._local"):
         allowed.append((pathlib.PurePosixPath, f"{module}.PosixPath"))
         allowed.append((pathlib.PurePosixPath, f"{module}.PurePosixPath"))
@@ -76,8 +136,15 @@ def _safe_globals() -> list[Any]:
     return allowed
 
 
+def _safe_names() -> frozenset[str]:
+    return frozenset(
+        item[1] if isinstance(item, tuple) else f"{item.__module__}.{item.__qualname__}"
+        for item in _safe_globals()
+    )
+
+
 def read_torch(path: Path, kind: Kind, *, max_bytes: int) -> Any:
-    """Unpickle a torch file with ``weights_only=True``.
+    """Unpickle a torch file with ``weights_only=True``, after looking at all that it asks for.
 
     Args:
         path: A file that `identify` called `kind`.
@@ -85,14 +152,17 @@ def read_torch(path: Path, kind: Kind, *, max_bytes: int) -> Any:
         max_bytes: Refuse larger files, and files that claim larger tensors.
 
     Raises:
-        UnsafeFileError: It needs code to be run, or claims more than it holds.
+        NeedsCodeError: It needs code to be run.
+        UnsafeFileError: It claims more than it holds.
         CorruptFileError: It cannot be read to its end.
         ResourceError: It does not fit into `max_bytes`.
     """
     size = path.stat().st_size
     if size > max_bytes:
         raise too_large(path, size, max_bytes)
-    _check_claims(path, size, kind)
+    blocked = _check_claims(path, size, kind).blocked
+    if blocked:
+        raise _needs_code(path, sorted(blocked))
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_safe_globals()):
             warnings.simplefilter("ignore")
@@ -108,40 +178,79 @@ def read_torch(path: Path, kind: Kind, *, max_bytes: int) -> Any:
         raise _explain(path, size, error) from error
 
 
+def read_pickled(path: Path, kind: Kind, *, max_bytes: int) -> Any:
+    """Unpickle a file with all the code it names. Only for files of a trusted origin.
+
+    Args:
+        path: A torch file, or a plain pickle.
+        kind: ``torch``, ``torch-legacy`` or ``pickle``.
+        max_bytes: Refuse larger files.
+
+    Raises:
+        NotWeightsError: Its classes are not installed here.
+        CorruptFileError: Anything else that goes wrong while it runs.
+        ResourceError: It does not fit into `max_bytes`.
+    """
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise too_large(path, size, max_bytes)
+    try:
+        with warnings.catch_warnings(), path.open("rb") as stream:
+            warnings.simplefilter("ignore")
+            if kind == "pickle":
+                return pickle.load(stream)
+            return torch.load(stream, map_location="cpu", weights_only=False)
+    except (ImportError, AttributeError) as error:
+        raise NotWeightsError(
+            f"{path} needs code that is not there ({type(error).__name__}: {_first_line(error)})",
+            hint="install the package it was made with, or run where its module can be imported",
+        ) from error
+    except Exception as error:
+        raise CorruptFileError(
+            f"{path} cannot be unpickled ({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
 def too_large(path: Path, size: int, max_bytes: int) -> ResourceError:
     """The error for weights that do not fit into the memory allowed."""
     return ResourceError(
         f"{path} needs {describe_size(size)} of memory, the limit is {describe_size(max_bytes)}",
-        hint="use a machine with more memory",
+        hint="raise the limit (--max-bytes), or use a machine with more memory",
     )
 
 
-def _explain(path: Path, size: int, error: Exception) -> ClcurvError:
-    names = sorted(_blocked(path))
-    if names:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        if any(_is_dangerous(name) for name in names):
-            return UnsafeFileError(
-                f"{path} would run code when opened ({shown}); it was not opened",
-                hint="do not use this file; get the weights as safetensors",
-            )
-        return UnsafeFileError(
-            f"{path} holds pickled Python objects ({shown}), not just weights; "
-            "opening it would run their code",
-            hint="where it was made, re-save it: model = torch.load(FILE, weights_only=False); "
-            "torch.save(model.state_dict(), 'weights.pt')",
+def _needs_code(path: Path, names: list[str]) -> NeedsCodeError:
+    shown = ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    if any(_is_dangerous(name) for name in names):
+        return NeedsCodeError(
+            f"{path} would run code when opened ({shown}); it was not opened",
+            hint="do not use this file; get the weights as safetensors",
         )
-    if isinstance(error, pickle.UnpicklingError) and "operand" in str(error):
+    return NeedsCodeError(
+        f"{path} holds pickled Python objects ({shown}), not just weights; "
+        "opening it would run their code",
+        hint="where it was made, re-save it: model = torch.load(FILE, weights_only=False); "
+        f"{RESAVE} (or, for a file you made yourself, --unsafe-pickle)",
+    )
+
+
+def _explain(path: Path, size: int, error: Exception) -> InputError:
+    if isinstance(error, pickle.UnpicklingError):
         return UnsafeFileError(
-            f"{path} was pickled with a protocol that cannot be read safely",
-            hint="re-save it with torch.save and its default pickle protocol",
+            f"{path} cannot be read safely: its pickle does what weights do not need",
+            hint=f"re-save it where it was made: {RESAVE}",
         )
     if "allocate" in str(error):
         return UnsafeFileError(f"{path} asks for more memory than there is")
     return CorruptFileError(
         f"{path} is damaged or cut short ({describe_size(size)}): torch cannot read it to its end",
-        hint="copy or download it again",
+        hint=_ANOTHER,
     )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200]
 
 
 def _is_dangerous(name: str) -> bool:
@@ -150,107 +259,55 @@ def _is_dangerous(name: str) -> bool:
     return root in _DANGEROUS or (root == "builtins" and attribute in _DANGEROUS_BUILTINS)
 
 
-def _blocked(path: Path) -> set[str]:
-    """Globals in the file's pickles that `torch.load` would refuse."""
-    found = _all_globals(path)
-    with torch.serialization.safe_globals(_safe_globals()):
-        listed = torch.serialization.get_safe_globals()
-    known = {
-        item[1] if isinstance(item, tuple) else f"{item.__module__}.{item.__qualname__}"
-        for item in listed
-    }
-    return {n for n in found - known if not _torch_allows(n)}
-
-
-def _torch_allows(name: str) -> bool:
-    """torch's own list: its storages, tensors, dtypes, rebuild functions, OrderedDict, ..."""
-    if name in (
-        "collections.OrderedDict",
-        "collections.Counter",
-        "_codecs.encode",
-        "builtins.bytearray",
-        "builtins.set",
-        "builtins.complex",
-    ):
-        return True
-    root, _, attribute = name.rpartition(".")
-    return name.startswith(("torch._utils.", "torch._tensor.", "torch.serialization.")) or (
-        root in ("torch", "torch.storage", "torch.nn.parameter", "torch.cuda", "torch.sparse")
-        and bool(attribute)
-    )
-
-
-def _all_globals(path: Path) -> set[str]:
-    """Names of all globals, read without executing anything; empty if unreadable."""
-    found: set[str] = set()
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if name.split("/", 1)[-1] == "data.pkl":
-                        with archive.open(name) as stream:
-                            found |= _globals_of(stream)
-        else:
-            with path.open("rb") as stream:
-                for _ in range(4):  # magic, protocol, system, object
-                    found |= _globals_of(stream)
-    except Exception:
-        # Whatever is wrong with the pickle, the caller then says "damaged".
-        return found
-    return found
-
-
-def _globals_of(stream: IO[bytes]) -> set[str]:
-    found: set[str] = set()
-    strings: list[str] = []
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name in ("GLOBAL", "INST"):
-            module, _, attribute = str(argument).partition(" ")
-            module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
-            found.add(f"{module}.{attribute}")
-        elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
-            found.add(f"{strings[-2]}.{strings[-1]}")
-        elif isinstance(argument, str):
-            strings.append(argument)
-    return found
-
-
-def _storage_claims(stream: IO[bytes]) -> Iterator[int]:
-    """Element counts in the persistent ids ``('storage', type, key, location, numel, ...)``."""
-    numbers: list[int] = []
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name == "MARK":
-            numbers = []
-        elif opcode.name == "BINPERSID":
-            yield max(numbers, default=0)
-        elif isinstance(argument, int) and opcode.name in ("BININT", "BININT1", "BININT2", "LONG1"):
-            numbers.append(argument)
-
-
-def _check_claims(path: Path, size: int, kind: Kind) -> None:
-    """No storage has more elements than the file has bytes.
+def _check_claims(path: Path, size: int, kind: Kind) -> Claims:
+    """Every tensor lies inside its storage, and every storage inside the file.
 
     The old format allocates what its pickle claims before reading a byte of it.
+
+    Raises:
+        UnsafeFileError: They do not.
+        CorruptFileError: The pickle, or a storage, is missing or cut short.
     """
+    also = _safe_names()
+    if kind == "torch-legacy":
+        with path.open("rb") as stream:
+            claims = scan(stream, where=str(path), pickles=_LEGACY_PICKLES, also=also)
+        total = sum(claims.storages.values())
+        if total > size:
+            raise UnsafeFileError(
+                f"{path} ({describe_size(size)}) claims {total:,} bytes of tensors: it is cut "
+                "short or made to exhaust the machine"
+            )
+        return claims
+    pickled, records = _zip_records(path, size)
+    claims = scan(io.BytesIO(pickled), where=str(path), also=also)
+    for key, claim in claims.storages.items():
+        held = records.get(f"data/{key}")
+        if held is None and not claims.blocked:
+            raise CorruptFileError(f"{path} lacks the storage {key!r}", hint=_ANOTHER)
+        if held is not None and claim > held:
+            raise UnsafeFileError(
+                f"{path} claims {claim:,} bytes for storage {key!r}, which has {held:,}"
+            )
+    return claims
+
+
+def _zip_records(path: Path, size: int) -> tuple[bytes, dict[str, int]]:
+    """The pickle, and the size of every entry, without their folder's name."""
     try:
-        if kind == "torch":
-            with zipfile.ZipFile(path) as archive:
-                name = next(n for n in archive.namelist() if n.split("/", 1)[-1] == "data.pkl")
-                with archive.open(name) as stream:
-                    claim = max(_storage_claims(stream), default=0)
-        else:
-            with path.open("rb") as stream:
-                for _ in range(3):  # magic number, protocol, system
-                    collections.deque(pickletools.genops(stream), maxlen=0)
-                claim = max(_storage_claims(stream), default=0)
+        with zipfile.ZipFile(path) as archive:
+            records = {e.filename.split("/", 1)[-1]: e.file_size for e in archive.infolist()}
+            name = next(n for n in archive.namelist() if n.split("/", 1)[-1] == "data.pkl")
+            pickled = archive.read(name)
+        with path.open("rb") as stream:
+            as_torch = torch._C.PyTorchFileReader(stream).get_record("data.pkl")
     except Exception as error:
-        # pickletools and zipfile raise many classes on damaged input.
+        # zipfile and torch raise many classes on damaged input.
         raise CorruptFileError(
-            f"{path} is damaged or cut short ({describe_size(size)})",
-            hint="copy or download it again",
+            f"{path} is damaged or cut short ({describe_size(size)})", hint=_ANOTHER
         ) from error
-    if claim > size:
+    if as_torch != pickled:
         raise UnsafeFileError(
-            f"{path} ({describe_size(size)}) claims a tensor of {claim:,} elements: it is cut "
-            "short or made to exhaust the machine"
+            f"{path} is a zip archive that different programs read differently; it was not opened"
         )
+    return pickled, records

@@ -190,10 +190,12 @@ def _fitted_input(
         if module == "patch_embed.proj" and len(theirs) == 4 and theirs[2:] != ours[2:]:
             found["patch_size"] = int(theirs[2])
     found = {key: value for key, value in found.items() if key not in kwargs}
-    if any(n.startswith("fc_norm.") for n in tensors) and not any(
-        n.startswith("fc_norm.") for n in own
-    ):
+    # A ViT that averages its tokens has its last norm after that, under another name.
+    after, ours = (any(n.startswith("fc_norm.") for n in names) for names in (tensors, own))
+    if after and not ours:
         found["global_pool"] = "avg"
+    elif ours and not after and "norm.weight" in tensors and "norm.weight" not in own:
+        found["global_pool"] = "token"
     if found:
         notes.extend(f"{key} {value} read from the tensor shapes" for key, value in found.items())
     sizes = _image_size(name, {**kwargs, **found}, tensors)

@@ -43,7 +43,7 @@ SAYS = {
     "safetensors_short": "safetensors",
     "stride_zero": "[1099511627776]",
     "overlapping": "[90, 10]",
-    "legacy_claim": "claims a tensor of 2,000,000,000 elements",
+    "legacy_claim": "claims 8,000,000,000 bytes",
     "shard_outside": "points outside its folder: '../secret.safetensors'",
     "shard_absolute": "points outside its folder",
     "shard_missing": "lacks the shard",
@@ -53,6 +53,51 @@ SAYS = {
     "quantised": "quantised",
     "not_a_state_dict": "list",
     "nan_weights": "conv1.0.weight",
+    "long_name": "cannot be opened",
+    "pipe": "neither a regular file nor a folder",
+    "onnx_file": "ONNX",
+    "gguf_file": "GGUF",
+    "h5_file": "HDF5",
+    "msgpack_file": "Flax",
+    "safetensors_twice": "names 'w' twice",
+    "safetensors_overlap": "no valid safetensors",
+    "safetensors_hole": "no valid safetensors",
+    "safetensors_overflow": "no valid safetensors",
+    "safetensors_deep": "header is no JSON",
+    "safetensors_header": "header of 90.0 MB",
+    "storage_beyond_file": "claims 8,000,000,000 bytes for storage '0', which has 16",
+    "storage_beyond_old_file": "claims 8,000,000,000 bytes of tensors",
+    "view_beyond_storage": "view beyond the end",
+    "tensor_beyond_storage": "shape [2, 2] in a storage of 16 bytes",
+    "negative_storage": "a storage of -4 elements",
+    "lost_storage": "lacks the storage '0'",
+    "deep_tuples": "nests tuples",
+    "laughing_dicts": "mappings inside each other",
+    "own_parent": "no named tensors",
+    "two_names": "names 'w' twice",
+    "index_twice": "one name twice",
+    "codec_bomb": "a codec",
+    "buffer_bomb": "a buffer of a length of its own choice",
+    "numpy_bomb": "cannot be read safely",
+    "numpy_type_lie": "cannot be read safely",
+    "tensor_constructor": "torch.FloatTensor",
+    "endless_lists": "more objects than weights need",
+    "copies": "more objects than weights need",
+    "payload_by_protocol_4": "protocol that cannot be read safely",
+    "two_folders": "2 folders",
+    "two_cases": "two entries of one name",
+    "huge_directory": "table of contents of 40.0 MB",
+    "shard_incomplete": "lacks 1 of the 2 tensors",
+    "shard_with_payload": "would run code when opened (posix.mkdir)",
+    "pipe_for_config": "not a regular file",
+    "deep_config": "no readable JSON",
+    "flax_folder": "Flax",
+    "deepspeed_folder": "DeepSpeed",
+    "quantised_by_torch": "quantised",
+    "quantised_linear_layers": "quantised",
+    "quantised_to_4_bits": "quantised",
+    "sparse": "torch.sparse_coo",
+    "without_values": "on meta",
 }
 
 
@@ -312,3 +357,22 @@ def test_any_damage_is_one_clean_error(tmp_path: Path) -> None:
             except InputError as error:
                 message = str(error)
             assert "\n" not in message
+
+
+def test_an_archive_that_torch_would_read_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at must be what is opened."""
+
+    class Other:
+        def __init__(self, stream: object) -> None:
+            pass
+
+        def get_record(self, name: str) -> bytes:
+            return b"another pickle"
+
+    torch.save(tiny_state(), tmp_path / "x.pt")
+    load_weights(tmp_path / "x.pt")
+    monkeypatch.setattr(torch._C, "PyTorchFileReader", Other)
+    with pytest.raises(UnsafeFileError, match="different programs read differently"):
+        load_weights(tmp_path / "x.pt")

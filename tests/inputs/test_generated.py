@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from datamakers import WORDS, MeanEmbedding, bert, image_model
 from torch import nn
 
 from clcurv.errors import DataError, NumericalError, UsageError
 from clcurv.inputs.generated import generate_samples
+from clcurv.inputs.live import wrap_module
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.tokens import IGNORED
 
@@ -100,6 +102,14 @@ def test_texts_are_words_between_the_tokenizers_own_tokens(tmp_path: Path) -> No
     assert set(sample.targets.tolist()) <= {0, 1}
 
 
+def test_a_classifier_of_tokens_has_a_label_a_token() -> None:
+    network = nn.Embedding.from_pretrained(100 * torch.eye(3))  # sure that word i is of class i
+    sample = generate_samples(loaded(network, "classification", "text"), n=30)
+    assert isinstance(sample.inputs, torch.Tensor)
+    assert torch.equal(sample.targets, sample.inputs)
+    assert sum(sample.class_counts.values()) == sample.inputs.numel()
+
+
 def test_texts_without_a_tokenizer_take_the_embedding() -> None:
     sample = generate_samples(loaded(MeanEmbedding(9, 3), "classification", "text"), n=30)
     assert isinstance(sample.inputs, torch.Tensor)
@@ -161,3 +171,28 @@ def test_the_models_state_and_the_global_seed_are_untouched() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(v, model.model.state_dict()[k]) for k, v in before.items())
     assert all(p.grad is None and p.requires_grad for p in model.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_classifiers_that_read_the_end_of_a_text_get_one(kind: str) -> None:
+    """Without a tokenizer: as many ends in every text, or their forward refuses the batch."""
+    small = {"vocab_size": 40, "d_model": 16, "num_labels": 3}
+    if kind == "T5":
+        small |= {
+            "d_kv": 8,
+            "d_ff": 16,
+            "num_layers": 1,
+            "num_heads": 2,
+            "decoder_start_token_id": 0,
+        }
+    else:
+        small |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+        small |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**small)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    samples = generate_samples(wrap_module(model), n=6)
+    assert isinstance(samples.inputs, dict)
+    ids = samples.inputs["input_ids"]
+    assert bool((ids[:, -1] == config.eos_token_id).all())
+    assert bool(((ids == config.eos_token_id).sum(1) == 1).all())
+    assert samples.targets.shape == (6,)

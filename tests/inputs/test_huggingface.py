@@ -209,3 +209,72 @@ def test_bin_shards_load_too(tmp_path: Path) -> None:
 def change_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+TOWER = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+@pytest.mark.parametrize("family", ["CLIP", "Siglip"])
+def test_models_of_text_and_images_give_their_vision_tower(family: str, tmp_path: Path) -> None:
+    text = {"vocab_size": 30, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 2, "projection_size": 8}
+    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=TOWER)
+    reference = getattr(transformers, f"{family}Model")(config).eval()
+    for parameter in reference.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert (loaded.arch, loaded.task) == (f"hf:{family}VisionModel", "backbone")
+    assert loaded.modality == "image"
+    assert any("text tower" in note for note in loaded.notes)
+    with torch.no_grad():
+        x = images()
+        expected = reference.vision_model(**x).pooler_output
+        torch.testing.assert_close(loaded.model(**x), expected)
+
+
+def test_mae_folder_hides_no_patches(tmp_path: Path) -> None:
+    config = transformers.ViTMAEConfig(
+        **TOWER, decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=2
+    )
+    transformers.ViTMAEForPreTraining(config).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert (loaded.arch, loaded.task) == ("hf:ViTModel", "backbone")
+    assert loaded.missing == ()
+    assert any("hides no patches" in note for note in loaded.notes)
+    x = images()
+    config.mask_ratio = 0.0
+    masked = transformers.ViTMAEModel.from_pretrained(tmp_path, config=config).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(**x), loaded.model(**x), atol=0, rtol=0)
+        torch.testing.assert_close(loaded.model(**x), masked(**x).last_hidden_state[:, 0])
+
+
+def test_masked_image_modelling_gives_the_encoder(tmp_path: Path) -> None:
+    config = transformers.BeitConfig(**TOWER, vocab_size=12, use_shared_relative_position_bias=True)
+    reference = transformers.BeitForMaskedImageModeling(config).eval()
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert (loaded.arch, loaded.task) == ("hf:BeitModel", "backbone")
+    x = images()
+    with torch.no_grad():
+        expected = reference.beit(**x).last_hidden_state[:, 0]
+        torch.testing.assert_close(loaded.model(**x), expected)
+
+
+def test_a_config_without_a_class_is_asked_for_its_family(tmp_path: Path) -> None:
+    reference = transformers.BertForTokenClassification(bert(num_labels=4)).eval()
+    reference.save_pretrained(tmp_path)
+    change_config(tmp_path, architectures=None)
+    loaded = load_model(tmp_path)
+    assert loaded.arch == "hf:BertForTokenClassification"
+    x = tokens()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(**x).logits, reference(**x).logits)

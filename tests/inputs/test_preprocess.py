@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from datamakers import TIMM_CONFIG, WORDS, bert, image_model, picture, save_toke
 from PIL import Image
 from timm.data import create_transform
 
-from clcurv.errors import DataError
+from clcurv.errors import DataError, UsageError
 from clcurv.inputs.dataset import load_samples
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.preprocess import (
@@ -195,6 +196,24 @@ def test_text_is_padded_and_cut_at_the_models_limit(tmp_path: Path) -> None:
     assert all(tensor.dtype == torch.int64 for tensor in encoded.values())
     assert encode_text(["the " * 40], model, max_length=7)["input_ids"].shape == (1, 7)
     assert max_tokens(model, None, 99) == 12
+
+
+def test_a_length_that_leaves_no_word(tmp_path: Path) -> None:
+    model = bert("classification", tmp_path)
+    for texts, least in ((["the cat"], 3), ([("the cat", "a dog")], 4)):
+        assert encode_text(texts, model, max_length=least)["input_ids"].shape == (1, least)
+        with pytest.raises(UsageError, match=f"the tokenizer alone adds {least - 1}") as caught:
+            encode_text(texts, model, max_length=least - 1)
+        assert caught.value.hint == f"--max-length {least} or more"
+
+
+def test_very_long_texts_cost_no_more_than_the_limit(tmp_path: Path) -> None:
+    model = bert("classification", tmp_path)
+    long = "the cat " * 4_000_000
+    began = time.perf_counter()
+    found = encode_text([long, "a dog"], model)["input_ids"]
+    assert time.perf_counter() - began < 5  # the whole text takes a minute
+    assert torch.equal(found, encode_text(["the cat " * 40, "a dog"], model)["input_ids"])
 
 
 def test_pairs_of_texts(tmp_path: Path) -> None:
