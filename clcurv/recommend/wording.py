@@ -58,8 +58,14 @@ def _measured(layer: LayerSensitivity, median: float | None) -> str:
         half = 1.96 * layer.s_stderr
         text += f" (95 % {max(layer.s - half, 0.0):.3g} to {layer.s + half:.3g})"
     if median:
-        text += f", {layer.s / median:.2g}× the median"
+        text += f", {_factor(layer.s / median, 2)}× the median"
     return text
+
+
+def _factor(value: float, digits: int) -> str:
+    """``6010`` for 6013 at three digits; exponents only from a million on."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text and value < 1e6 else text
 
 
 def advice_sentence(
@@ -104,7 +110,7 @@ def schedule_warnings(
     if limited_by < 1:
         span = math.exp(min(max(logs.values()) - min(logs.values()), 700.0))  # stays finite
         notes.append(
-            f"λ would span {span:.3g}×; exponents shrunk by {limited_by:.3g} "
+            f"λ would span {_factor(span, 3)}×; exponents shrunk by {limited_by:.3g} "
             f"to keep it within {max_range:.3g}×"
         )
     if applied == "literal" or (applied == "power" and power >= 1):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from clcurv.errors import InputError, MismatchError, UsageError
-from clcurv.report.document import Group, KappaDocument
+from clcurv.report.kappa_document import Group, KappaDocument
 from clcurv.report.reader import Source, load_document
 from clcurv.report.text import printable
 from clcurv.training.names import Pairing, pair_names
@@ -49,6 +49,25 @@ class Match:
     prefix_document: str
     prefix_model: str
     resized: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """``78 of 80 parameters take their group's values; ...``: what to look at in one line."""
+        total = len(self.matched) + len(self.unmatched_model)
+        parts = [
+            f"{len(self.matched)} of {total} parameters take their group's values, "
+            f"{100 * self.fraction:.1f} % of the report's backbone found"
+        ]
+        for text, names in (
+            ("defaults for", self.unmatched_model),
+            ("in the report only", self.unmatched_document),
+            ("of another size", self.resized),
+        ):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                parts.append(f"{text}: {', '.join(names[:3])}{more}")
+        if self.prefix_document or self.prefix_model:
+            parts.append(f"prefix {self.prefix_document!r} is {self.prefix_model!r} in the model")
+        return "; ".join(parts)
 
 
 class LayerSchedule:

@@ -48,7 +48,7 @@ def test_range_is_limited_to_ten_with_a_constant_ratio():
     assert schedule.gamma_applied == pytest.approx(10 ** (-1 / 5))
     assert schedule.range == pytest.approx(10)
     assert schedule.range_limited
-    assert any("1.02e+03" in w for w in schedule.warnings)  # 4^5 = 1024
+    assert any("span 1020×" in w for w in schedule.warnings)  # 4^5 = 1024
 
 
 def test_direction_late():

@@ -106,6 +106,10 @@ def test_new_head_falls_into_the_default_group(report, net):
     assert match.unmatched_model == ("classifier.weight", "classifier.bias")
     assert match.unmatched_document == ()
     assert match.fraction == 1.0
+    told = str(match)
+    assert told.startswith(f"{len(match.matched)} of {len(match.matched) + 2} parameters take")
+    assert "100.0 % of the report's backbone" in told
+    assert told.endswith("defaults for: classifier.weight, classifier.bias")
 
 
 def test_a_resized_head_keeps_its_group_and_is_told(report, net):
