@@ -9,13 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clcurv.pipeline import kappa
+    from clcurv.pipeline import inspect, kappa, relimp, spectrum
     from clcurv.training.schedule import load_schedule
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "kappa", "load_schedule"]
+__all__ = ["__version__", "inspect", "kappa", "load_schedule", "relimp", "spectrum"]
 
-_HOMES = {"kappa": "clcurv.pipeline", "load_schedule": "clcurv.training.schedule"}
+_HOMES = {
+    "inspect": "clcurv.pipeline",
+    "kappa": "clcurv.pipeline",
+    "load_schedule": "clcurv.training.schedule",
+    "relimp": "clcurv.pipeline",
+    "spectrum": "clcurv.pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,8 @@ see `clcurv.report.gate`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ClcurvError(Exception):
     """Base of every error that clcurv raises on purpose.
@@ -57,7 +59,18 @@ class NotWeightsError(InputError):
 
 
 class ArchitectureError(InputError):
-    pass
+    """No model, or more than one, fits.
+
+    Args:
+        message, hint: As in `ClcurvError`.
+        candidates: The architectures that fit, where there are several.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, candidates: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.candidates = tuple(candidates)
 
 
 class MismatchError(InputError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -11,10 +12,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from clcurv.cli import kappa, schema, show
+from clcurv.cli import inspect, kappa, relimp, schema, show, spectrum, stream
 from clcurv.cli.config import load_defaults
+from clcurv.cli.delivery import give_up_stdout
 from clcurv.cli.messages import Messages
-from clcurv.errors import ClcurvError, ResourceError, UsageError
+from clcurv.errors import ClcurvError, InputError, ResourceError, UsageError
 
 app = typer.Typer(
     name="clcurv",
@@ -23,7 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("kappa", epilog=kappa.EPILOG)(kappa.kappa)
+app.command("spectrum", epilog=spectrum.EPILOG)(spectrum.spectrum)
+app.command("relimp", epilog=relimp.EPILOG)(relimp.relimp)
+app.command("stream", epilog=stream.EPILOG)(stream.stream)
 app.command("show", epilog=show.EPILOG)(show.show)
 app.command("schema")(schema.schema)
 
@@ -70,9 +76,12 @@ def clcurv(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the program and return its exit code; every error ends here as one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a Latin-1 terminal shows \u2113 instead of failing
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):  # a shell closes them with >&-
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    for output in (sys.stdout, sys.stderr):
+        if hasattr(output, "reconfigure"):  # a Latin-1 terminal shows \u2113 instead of failing
+            output.reconfigure(errors="backslashreplace")
     debug = "--debug" in arguments or bool(os.environ.get("CLCURV_DEBUG"))
     messages = Messages()
     try:
@@ -80,10 +89,24 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         messages.error("interrupted")
         return 130
+    except SystemExit as error:  # never ours: the user's code leaves this way, and the parser
+        if isinstance(error.__context__, BrokenPipeError):  # ... where `--help | head` closed
+            give_up_stdout()
+            return 0
+        if debug:
+            traceback.print_exc()
+        told = "" if error.code is None else repr(error.code)
+        messages.error(
+            f"code that was run called sys.exit({told}): nothing was measured",
+            hint="look at --arch, --loss, --data and --batch-fn; --debug shows where",
+        )
+        return InputError.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()
         known = _as_ours(error)
+        if isinstance(error, OSError):
+            give_up_stdout()
         messages.error(str(known), hint=known.hint)
         return known.exit_code
 
@@ -94,6 +117,8 @@ def _as_ours(error: Exception) -> ClcurvError:
         return error
     if isinstance(error, MemoryError):
         return ResourceError("out of memory", hint="lower --batch-size or --memory")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"cannot write: {error.strerror}", hint="free some disk space")
     return ClcurvError(
         f"unexpected {type(error).__name__}: {error}",
         hint="run again with --debug and report the traceback; this is a fault of clcurv",

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from clcurv.cli.messages import Messages
+from clcurv.cli.options import PER_COMMAND
 from clcurv.errors import UsageError
 
 # A cloned repository must not be able to lower a guard behind the user's back.
-COMMAND_LINE_ONLY = frozenset({"trust-code", "force", "exit-zero", "allow-generated", "dry-run"})
+COMMAND_LINE_ONLY = frozenset(
+    (
+        *("trust-code", "unsafe-pickle", "online"),
+        *("force", "exit-zero", "allow-generated", "dry-run"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ def load_defaults(start: Path, commands: Mapping[str, Mapping[str, str]]) -> Def
     for key, value in table.items():
         if key not in commands:
             flag = _known(key, every_flag, f"{path}: [tool.clcurv]")
+            if flag in PER_COMMAND:
+                raise UsageError(
+                    f"{path}: [tool.clcurv]: {key} means something else to every command",
+                    hint=f"set it in a command's own table, like [tool.clcurv.kappa] {key} = ...",
+                )
             for command, flags in commands.items():
                 if flag in flags:
                     values[command][flags[flag]] = value

@@ -6,9 +6,11 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +21,7 @@ from clcurv.cli.messages import Messages
 from clcurv.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
-    from clcurv.report.document import KappaDocument
+    from clcurv.report.document import Document
     from clcurv.report.gate import Gate
 
 DELIVERY_OPTIONS = (
@@ -35,6 +37,10 @@ DELIVERY_OPTIONS = (
     "exit_zero",
 )
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+Extra = tuple[Path, "Document | Callable[[Path], None]", str]
+"""A further file: where, the document in it or what writes it, and its name for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +65,29 @@ class Delivery:
     output: Path | None
     plot: Path | None
     gates: tuple[Gate, ...]
-    baseline: KappaDocument | None
+    baseline: Document | None
     regression: float | None
     inconclusive: Literal["fail", "pass"]
     allow_generated: bool
     exit_zero: bool
 
     @classmethod
-    def prepare(cls, messages: Messages, *, protected: str, **asked: Any) -> Delivery:
+    def prepare(
+        cls,
+        messages: Messages,
+        *,
+        protected: Sequence[str],
+        schema: str = "clcurv.schedule",
+        extra_files: Mapping[str, Path | None] | None = None,
+        **asked: Any,
+    ) -> Delivery:
         """Refuse now what would otherwise fail after the measurement.
 
         Args:
             messages: Where to talk.
-            protected: The input; no output may overwrite it.
+            protected: The inputs; no output may overwrite them.
+            schema: What kind of report will be delivered.
+            extra_files: Flag -> file of further documents, which must be writable, too.
             asked: The `DELIVERY_OPTIONS` as parsed.
 
         Raises:
@@ -87,17 +103,20 @@ class Delivery:
         output_format = "json" if asked["json_"] else asked["output_format"]
         if output_format == "auto":
             output_format = "table" if sys.stdout.isatty() else "json"
+        _refuse_unmeasured(schema, asked)
         output, plot = asked["output"], asked["plot"]
         if plot is not None and plot.suffix.lower() not in PLOT_SUFFIXES:
             raise UsageError(
                 f"--plot {plot}: the suffix must be one of {', '.join(PLOT_SUFFIXES)}",
                 hint=f"--plot {plot.with_suffix('.svg')}" if plot.name else None,
             )
-        if output is not None and plot is not None and _same_file(output, plot):
-            raise UsageError(f"--output and --plot both name {output}", hint="name two files")
-        for flag, path in (("--output", output), ("--plot", plot)):
-            if path is not None:
-                _check_destination(flag, path, Path(protected))
+        files = {"--output": output, "--plot": plot, **(extra_files or {})}
+        wanted = [(flag, path) for flag, path in files.items() if path is not None]
+        for (flag, path), (other_flag, other) in combinations(wanted, 2):
+            if _same_file(path, other):
+                raise UsageError(f"{flag} and {other_flag} both name {path}", hint="name two files")
+        for flag, path in wanted:
+            _check_destination(flag, path, protected, schema)
 
         if asked["baseline"] is not None and asked["fail_on_regression"] is None:
             raise UsageError(
@@ -113,10 +132,12 @@ class Delivery:
         if asked["fail_on"] or asked["baseline"] is not None:
             from clcurv.report import gate
             from clcurv.report.reader import load_document
+            from clcurv.report.registry import document_class
 
-            gates = tuple(gate.parse_gate(text) for text in asked["fail_on"] or ())
+            kind = document_class(schema)
+            gates = tuple(gate.parse_gate(x, document=kind) for x in asked["fail_on"] or ())
             if asked["baseline"] is not None:
-                baseline = load_document(asked["baseline"])
+                baseline = load_document(asked["baseline"], kind)
                 regression = gate.parse_regression(asked["fail_on_regression"])
         return cls(
             messages=messages,
@@ -135,8 +156,12 @@ class Delivery:
         """For a partial report, on which no verdict may rest."""
         return replace(self, gates=(), baseline=None)
 
-    def deliver(self, document: KappaDocument) -> int:
+    def deliver(self, document: Document, *, extras: Sequence[Extra] = ()) -> int:
         """Write and show the report, then judge it.
+
+        Args:
+            document: The report.
+            extras: Further files to write.
 
         Returns:
             0, or the verdict's exit code.
@@ -152,9 +177,15 @@ class Delivery:
                 document, exit_code = self._judge(document)
             except Exception as error:
                 faults.append(error)
-        for write in (self._write_output, self._show, self._write_plot):
+        writes: list[Callable[[], None]] = [
+            partial(self._write_output, document),
+            *(partial(self._write, path, extra, what) for path, extra, what in extras),
+            partial(self._show, document),
+            partial(self._write_plot, document),
+        ]
+        for write in writes:
             try:
-                write(document)
+                write()
             except Exception as error:
                 faults.append(error)
         if not sys.stdout.isatty():  # a terminal has just shown them
@@ -165,7 +196,7 @@ class Delivery:
             raise faults[0]
         return 0 if self.exit_zero else exit_code
 
-    def _judge(self, document: KappaDocument) -> tuple[KappaDocument, int]:
+    def _judge(self, document: Document) -> tuple[Document, int]:
         from clcurv.report import gate
 
         verdict = gate.evaluate(
@@ -178,46 +209,51 @@ class Delivery:
         )
         return document.with_verdict(verdict), verdict.exit_code
 
-    def _write_output(self, document: KappaDocument) -> None:
-        from clcurv.report.document import write_json
-
+    def _write_output(self, document: Document) -> None:
         if self.output is not None:
-            write_json(document, self.output)
-            self.messages.note(f"report written to {self.output}")
+            self._write(self.output, document, "report")
 
-    def _write_plot(self, document: KappaDocument) -> None:
+    def _write(self, path: Path, content: Document | Callable[[Path], None], what: str) -> None:
+        if callable(content):
+            content(path)
+        else:
+            from clcurv.report.document import write_json
+
+            write_json(content, path)
+        self.messages.note(f"{what} written to {path}")
+
+    def _write_plot(self, document: Document) -> None:
         if self.plot is not None:
             with quiet_libraries(self.messages):
-                from clcurv.report.plots import plot_kappa
+                from clcurv.report import render
 
-                plot_kappa(document, self.plot)
+                render.render_plot(document, self.plot)
             self.messages.note(f"figure written to {self.plot}")
 
-    def _show(self, document: KappaDocument) -> None:
+    def _show(self, document: Document) -> None:
+        from clcurv.report import render
+
         if self.output_format == "json":
             from clcurv.report.document import to_json
 
             write_stdout(to_json(document))
         elif self.output_format == "table":
-            from clcurv.report.table import print_table
-
             with stdout_errors():
-                print_table(document, result_console())
+                render.print_table(document, result_console())
                 sys.stdout.flush()
+        elif self.output_format == "markdown":
+            write_stdout(render.render_markdown(document))
         else:
-            from clcurv.report import markdown
+            write_stdout(render.render_github(document))
 
-            if self.output_format == "markdown":
-                write_stdout(markdown.render_markdown(document))
-            else:
-                write_stdout(markdown.render_github(document))
-
-    def _tell(self, document: KappaDocument) -> None:
+    def _tell(self, document: Document) -> None:
+        if self.output_format == "table" and sys.stdout.isatty() and sys.stderr.isatty():
+            return  # one pair of eyes reads both, and the table has said it all
         for warning in document.warnings:
             self.messages.warning(warning)
-        if document.verdict is None:
+        if document.judged is None:
             return
-        for outcome in document.verdict.gates:
+        for outcome in document.judged.gates:
             line = f"gate {outcome.expression}: {outcome.outcome}"
             line += f" ({outcome.reason})" if outcome.reason else ""
             if outcome.outcome == "pass":
@@ -248,26 +284,45 @@ def stdout_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # What is still buffered would fail again when the interpreter closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
         raise ResourceError(
             f"cannot write to stdout: {error.strerror}", hint="write the report with -o FILE"
         ) from error
+
+
+def give_up_stdout() -> None:
+    """What is still buffered would fail again when the interpreter closes stdout."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refuse_unmeasured(schema: str, asked: Mapping[str, Any]) -> None:
+    """A report without measurements has nothing to judge or to draw."""
+    from clcurv.report.registry import JUDGED
+
+    flags = {"fail_on": "--fail-on", "baseline": "--baseline", "plot": "--plot"}
+    given = [flag for name, flag in flags.items() if asked[name]]
+    if given and schema not in JUDGED:
+        raise UsageError(
+            f"{given[0]}: {schema} reports hold no measurement",
+            hint="give a report of kappa, spectrum or relimp",
+        )
 
 
 def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _check_destination(flag: str, path: Path, protected: Path) -> None:
+def _check_destination(flag: str, path: Path, protected: Sequence[str], schema: str) -> None:
     if path.name == "-" or path == Path("-"):
         raise UsageError(f"{flag} - is not a file", hint="--json prints the report on stdout")
-    if _same_file(path, protected):
+    if any(_same_file(path, Path(x)) for x in protected):
         raise UsageError(f"{flag} {path} would overwrite the input", hint="name another file")
     if path.is_dir():
-        raise UsageError(f"{flag} {path} is a folder", hint=f"{flag} {path / 'kappa.json'}")
+        name = f"{schema.rpartition('.')[2]}.json"
+        raise UsageError(f"{flag} {path} is a folder", hint=f"{flag} {path / name}")
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
         raise UsageError(

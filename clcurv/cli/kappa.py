@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 import math
-import re
-import shlex
-import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clcurv.cli.chatter import quiet_libraries
 from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
+from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
+    ADVICE,
+    DATA,
+    MEASURE,
+    MODEL,
     AllowGeneratedOption,
+    ArchOption,
     BaselineOption,
+    BatchFnOption,
+    BatchSizeOption,
     DebugOption,
+    DeviceOption,
+    DtypeOption,
     ExitZeroOption,
     FailOnOption,
     FormatOption,
+    ImageColumnOption,
     InconclusiveOption,
     JsonOption,
+    KeyOption,
+    LabelColumnOption,
+    LabelMapOption,
+    LossOption,
+    MatchByOrderOption,
+    MaxBytesOption,
+    MaxLengthOption,
+    MemoryOption,
+    OnlineOption,
+    OperatorOption,
     OutputOption,
     PlotOption,
     QuietOption,
     RegressionOption,
+    SamplesOption,
+    SeedOption,
+    SkipBadOption,
+    SplitOption,
+    TextColumnOption,
+    TrustCodeOption,
+    UnsafePickleOption,
     VerboseOption,
     option,
+    parse_bytes,
 )
-from clcurv.cli.plan import show_plan
-from clcurv.cli.signals import signals_raise
+from clcurv.cli.reading import prepare_reading
 from clcurv.errors import UsageError
 
 if TYPE_CHECKING:
-    from clcurv.report.document import KappaDocument
-
-DATA, MODEL, MEASURE, ADVICE = "Data", "Checkpoint and model", "Measurement", "Advice"
+    pass
 
 EPILOG = r"""
 [bold]Examples[/bold]
@@ -58,22 +80,6 @@ Exit codes: 0 measured, gates hold · 1 fault of clcurv · 2 usage · 3 input re
 5 memory or disk · 10 a gate failed · 11 inconclusive · 130/143 interrupted.
 """
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes in ``4GB``, ``512 MiB`` or ``2e9``.
-
-    Raises:
-        UsageError: Anything else, or less than one byte.
-    """
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d*)?(?:e\d\d?)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    unit = (_UNITS | _BINARY_UNITS).get(match[2]) if match else None
-    if match is None or unit is None or (size := int(float(match[1]) * unit)) < 1:
-        raise UsageError(f"--memory {text}: not a size", hint="write it like 4GB or 512MiB")
-    return size
-
 
 def kappa(
     ctx: typer.Context,
@@ -89,8 +95,9 @@ def kappa(
             "--data",
             panel=DATA,
             metavar="PATH",
-            help="The old task: a folder of images by class, npz, csv, jsonl, parquet, arrow, or a "
-            "saved Hugging Face data set. Without it inputs are generated from the model.",
+            help="The old task: a folder of images by class, npz, csv, jsonl, parquet, arrow, "
+            "WebDataset tars, or a saved Hugging Face data set. Without it inputs are generated "
+            "from the model.",
         ),
     ] = None,
     new_data: Annotated[
@@ -102,105 +109,35 @@ def kappa(
             help="The task to be learned next, for the measured cost of a uniform schedule.",
         ),
     ] = None,
-    split: Annotated[
-        str | None, option("--split", panel=DATA, metavar="NAME", help="Split of the data set.")
-    ] = None,
-    image_column: Annotated[
-        str | None,
-        option("--image-column", panel=DATA, metavar="NAME", help="Column with the images."),
-    ] = None,
-    text_column: Annotated[
-        str | None,
-        option("--text-column", panel=DATA, metavar="NAME", help="Column with the texts."),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        option("--label-column", panel=DATA, metavar="NAME", help="Column with the labels."),
-    ] = None,
-    samples: Annotated[
-        int,
-        option(
-            "--samples",
-            panel=DATA,
-            min=1,
-            metavar="N",
-            help="Size of the class-balanced sample everything is measured on.",
-        ),
-    ] = 512,
-    batch_size: Annotated[
-        int | None,
-        option(
-            "--batch-size",
-            panel=DATA,
-            min=1,
-            metavar="N",
-            help="Samples per micro-batch; changes time and memory, not the numbers. Default: "
-            "chosen from the memory.",
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        bool,
-        option(
-            "--skip-bad",
-            panel=DATA,
-            help="Leave out samples that cannot be read (they are listed), instead of stopping.",
-        ),
-    ] = False,
-    arch: Annotated[
-        str | None,
-        option(
-            "--arch",
-            panel=MODEL,
-            metavar="NAME",
-            help="timm or torchvision model, or package.module:factory of your own code. Default: "
-            "found from the checkpoint.",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        option(
-            "--key",
-            panel=MODEL,
-            metavar="KEY",
-            help="Where in the file the weights are, e.g. state_dict or ema.",
-        ),
-    ] = None,
-    match_by_order: Annotated[
-        bool,
-        option(
-            "--match-by-order",
-            panel=MODEL,
-            help="Match tensors by order and shape where the names differ.",
-        ),
-    ] = False,
-    trust_code: Annotated[
-        bool,
-        option(
-            "--trust-code",
-            panel=MODEL,
-            help="Run model code that is not part of an installed library.",
-        ),
-    ] = False,
+    split: SplitOption = None,
+    image_column: ImageColumnOption = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    label_map: LabelMapOption = None,
+    max_length: MaxLengthOption = None,
+    samples: SamplesOption = 512,
+    batch_size: BatchSizeOption = None,
+    skip_bad: SkipBadOption = False,
+    arch: ArchOption = None,
+    key: KeyOption = None,
+    match_by_order: MatchByOrderOption = False,
+    trust_code: TrustCodeOption = False,
+    max_bytes: MaxBytesOption = None,
+    unsafe_pickle: UnsafePickleOption = False,
+    online: OnlineOption = False,
     head: Annotated[
         Literal["model", "linear-probe"],
         option(
             "--head",
+            command="kappa",
             panel=MODEL,
             metavar="HEAD",
             help="model (the checkpoint's own), or linear-probe (a ridge fit on the data, for a "
             "bare backbone).",
         ),
     ] = "model",
-    loss: Annotated[
-        Literal["auto", "cross-entropy", "mse", "next-token", "masked-lm"],
-        option(
-            "--loss",
-            panel=MODEL,
-            metavar="LOSS",
-            help="The old task's loss: auto (from what the head does), cross-entropy, mse, "
-            "next-token, masked-lm.",
-        ),
-    ] = "auto",
+    loss: LossOption = "auto",
+    batch_fn: BatchFnOption = None,
     layers: Annotated[
         str,
         option(
@@ -211,28 +148,9 @@ def kappa(
             "groups parameters by what it matches.",
         ),
     ] = "block",
-    operator: Annotated[
-        Literal["hessian", "ggn", "fisher", "empirical-fisher"],
-        option(
-            "--operator",
-            panel=MEASURE,
-            metavar="MATRIX",
-            help="The curvature: hessian (exact), ggn (Gauss-Newton), fisher, empirical-fisher.",
-        ),
-    ] = "hessian",
-    device: Annotated[
-        str | None,
-        option(
-            "--device",
-            panel=MEASURE,
-            metavar="DEVICE",
-            help="cpu, cuda, cuda:1, mps. Default: a GPU where there is one.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "float64"],
-        option("--dtype", panel=MEASURE, metavar="DTYPE", help="float32 or float64."),
-    ] = "float32",
+    operator: OperatorOption = "hessian",
+    device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
     tol: Annotated[
         float,
         option("--tol", panel=MEASURE, metavar="X", help="Relative error allowed on every s."),
@@ -247,18 +165,8 @@ def kappa(
             help="Lanczos steps before a layer is reported as unconverged. Default: 60.",
         ),
     ] = None,
-    seed: Annotated[
-        int, option("--seed", panel=MEASURE, min=0, metavar="N", help="Of the sample and starts.")
-    ] = 0,
-    memory: Annotated[
-        str | None,
-        option(
-            "--memory",
-            panel=MEASURE,
-            metavar="SIZE",
-            help="Budget for kept graphs, e.g. 4GB. Default: half of what is free.",
-        ),
-    ] = None,
+    seed: SeedOption = 0,
+    memory: MemoryOption = None,
     no_lambda_min: Annotated[
         bool,
         option(
@@ -295,6 +203,7 @@ def kappa(
         Literal["geometric", "power", "literal", "isotonic", "uniform"],
         option(
             "--schedule",
+            command="kappa",
             panel=ADVICE,
             metavar="MODE",
             help="How λ follows from s: geometric (smooth in depth), power (λ ∝ √s), isotonic "
@@ -305,6 +214,7 @@ def kappa(
         float | None,
         option(
             "--lambda",
+            command="kappa",
             panel=ADVICE,
             metavar="X",
             help="Scale λ to this parameter-weighted mean instead of 1.",
@@ -336,8 +246,12 @@ def kappa(
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     del options["ctx"], options["checkpoint"], options["debug"]
     announce(ctx.obj, messages)
+    prepare_reading(options, messages)
+    inputs = (checkpoint, data, new_data, label_map)
     delivery = Delivery.prepare(
-        messages, protected=checkpoint, **{name: options.pop(name) for name in DELIVERY_OPTIONS}
+        messages,
+        protected=[str(x) for x in inputs if x is not None],
+        **{name: options.pop(name) for name in DELIVERY_OPTIONS},
     )
     if not 0 < tol < 1:
         raise UsageError(f"--tol {tol}: must lie between 0 and 1", hint="the default is 1e-2")
@@ -346,45 +260,12 @@ def kappa(
     options["lambda_min"] = not options.pop("no_lambda_min")
     if memory is not None:
         options["memory"] = parse_bytes(memory)
-    return _measure(checkpoint, options, messages, delivery)
-
-
-def _measure(
-    checkpoint: str, options: dict[str, Any], messages: Messages, delivery: Delivery
-) -> int:
-    dry_run = options.pop("dry_run")
-    document: KappaDocument | None = None
-    interrupted = False
-    with quiet_libraries(messages), signals_raise() as received:
-        try:
-            with messages.progress() as progress:
-                progress("loading libraries", 0, 0)
-                from clcurv import pipeline
-
-                if dry_run:
-                    plan = pipeline.plan(checkpoint, progress=progress, **options)
-                else:
-                    document = pipeline.kappa(checkpoint, progress=progress, **options).document
-        except KeyboardInterrupt as interrupt:
-            interrupted = True
-            document = getattr(interrupt, "document", None)
-    if interrupted:
-        messages.error("interrupted", hint="the report is partial" if document else None)
-        if document is not None:
-            delivery.without_gates().deliver(_with_command(document))
-        return received.exit_code
-    if dry_run:
-        show_plan(plan, delivery.output_format)
-        return 0
-    assert document is not None
-    return delivery.deliver(_with_command(document))
-
-
-def _with_command(document: KappaDocument) -> KappaDocument:
-    """The report records how it was asked for, unless the library knew better."""
-    if document.command is not None:
-        return document
-    words = shlex.join(["clcurv", *sys.argv[1:]])
-    return document.model_copy(
-        update={"command": words.encode("utf-8", "backslashreplace").decode()}
+    del options["dry_run"]
+    return measure_and_deliver(
+        messages=messages,
+        delivery=delivery,
+        work=lambda pipeline, progress: pipeline.kappa(checkpoint, progress=progress, **options),
+        plan=(lambda pipeline, progress: pipeline.plan(checkpoint, progress=progress, **options))
+        if dry_run
+        else None,
     )

@@ -59,8 +59,8 @@ class Messages:
         if hint:
             self._line("hint: ", hint, "bold")
 
-    def warning(self, message: str) -> None:
-        if self.verbosity >= 0:
+    def warning(self, message: str, *, loud: bool = False) -> None:
+        if loud or self.verbosity >= 0:
             self._line("clcurv: warning: ", message, "bold yellow")
 
     def note(self, message: str) -> None:
@@ -100,6 +100,7 @@ class Messages:
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
+            TimeRemainingColumn,
         )
 
         bar = Progress(
@@ -108,6 +109,7 @@ class Messages:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
             redirect_stdout=False,
@@ -127,14 +129,26 @@ class Messages:
             yield update
 
     def _lines(self) -> ProgressCallback:
-        current, spoken = "", 0.0
+        current, spoken, began, first = "", 0.0, 0.0, 0
 
         def update(stage: str, done: int, total: int) -> None:
-            nonlocal current, spoken
+            nonlocal current, spoken, began, first
             now = time.monotonic()
             if stage == current and now - spoken < _SECONDS_BETWEEN_LINES:
                 return
-            self.note(f"{stage} {done}/{total}" if done and total else stage)
+            if stage != current:
+                began, first = now, done
+            text = f"{stage} {done}/{total}" if done and total else stage
+            if first < done < total:
+                text += f", {_duration((now - began) * (total - done) / (done - first))} left"
+            self.note(text)
             current, spoken = stage, now
 
         return update
+
+
+def _duration(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

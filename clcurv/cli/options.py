@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from clcurv.errors import UsageError
+
 ENVIRONMENT_PREFIX = "CLCURV_"
+# They mean different things to different commands: none can be set for all of them at once.
+PER_COMMAND = frozenset({"head", "schedule", "lambda"})
 
 
-def option(*flags: str, panel: str, **settings: Any) -> Any:
+def option(
+    *flags: str, panel: str, environment: bool = True, command: str = "", **settings: Any
+) -> Any:
     """A typer option that can also be set by the environment.
 
     Choices are spelled out in the help text, not in a column of their own: on a narrow
@@ -19,12 +26,16 @@ def option(*flags: str, panel: str, **settings: Any) -> Any:
     Args:
         flags: Long form first: ``--max-steps`` is also read from CLCURV_MAX_STEPS.
         panel: The box of ``--help`` it is shown in.
+        environment: Whether a variable may set it.
+        command: Of an option in `PER_COMMAND`: ``--head`` of kappa is CLCURV_KAPPA_HEAD.
     """
     long = flags[0].removeprefix("--")
+    variable = f"{ENVIRONMENT_PREFIX}{command}_" if command else ENVIRONMENT_PREFIX
+    variable += long
     settings.setdefault("metavar", "")
     return typer.Option(
         *flags,
-        envvar=ENVIRONMENT_PREFIX + long.replace("-", "_").upper(),
+        envvar=variable.replace("-", "_").upper() if environment else None,
         show_envvar=False,
         show_choices=False,
         rich_help_panel=panel,
@@ -32,7 +43,218 @@ def option(*flags: str, panel: str, **settings: Any) -> Any:
     )
 
 
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str, *, flag: str = "--memory") -> int:
+    """Bytes in ``4GB``, ``512 MiB`` or ``2e9``.
+
+    Raises:
+        UsageError: Anything else, or less than one byte.
+    """
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d*)?(?:e\d\d?)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    unit = (_UNITS | _BINARY_UNITS).get(match[2]) if match else None
+    if match is None or unit is None or (size := int(float(match[1]) * unit)) < 1:
+        raise UsageError(f"{flag} {text}: not a size", hint="write it like 4GB or 512MiB")
+    return size
+
+
+DATA, MODEL, MEASURE, ADVICE = "Data", "Checkpoint and model", "Measurement", "Advice"
 OUTPUT, GATE, MESSAGES = "Output", "Gate", "Messages"
+
+SplitOption = Annotated[
+    str | None, option("--split", panel=DATA, metavar="NAME", help="Split of the data set.")
+]
+ImageColumnOption = Annotated[
+    str | None,
+    option("--image-column", panel=DATA, metavar="NAME", help="Column with the images."),
+]
+TextColumnOption = Annotated[
+    str | None,
+    option(
+        "--text-column",
+        panel=DATA,
+        metavar="NAME",
+        help="Column with the texts; FIRST,SECOND for pairs.",
+    ),
+]
+LabelColumnOption = Annotated[
+    str | None,
+    option(
+        "--label-column",
+        panel=DATA,
+        metavar="NAME",
+        help="Column with the labels; several, with commas, for a regression or one-hot labels.",
+    ),
+]
+LabelMapOption = Annotated[
+    Path | None,
+    option(
+        "--label-map",
+        panel=DATA,
+        metavar="FILE",
+        help="What labels mean: json, yaml, csv or txt, from each label to its class id or name.",
+    ),
+]
+MaxLengthOption = Annotated[
+    int | None,
+    option(
+        "--max-length",
+        panel=DATA,
+        min=1,
+        metavar="N",
+        help="Cut texts at so many tokens. Default: the model's own limit.",
+    ),
+]
+SamplesOption = Annotated[
+    int,
+    option(
+        "--samples",
+        panel=DATA,
+        min=1,
+        metavar="N",
+        help="Size of the class-balanced sample everything is measured on.",
+    ),
+]
+BatchSizeOption = Annotated[
+    int | None,
+    option(
+        "--batch-size",
+        panel=DATA,
+        min=1,
+        metavar="N",
+        help="Samples per micro-batch; changes time and memory, not the numbers. Default: "
+        "chosen from the memory.",
+    ),
+]
+SkipBadOption = Annotated[
+    bool,
+    option(
+        "--skip-bad",
+        panel=DATA,
+        help="Leave out samples that cannot be read (they are listed), instead of stopping.",
+    ),
+]
+ArchOption = Annotated[
+    str | None,
+    option(
+        "--arch",
+        panel=MODEL,
+        metavar="NAME",
+        help="timm or torchvision model, or package.module:factory of your own code. Default: "
+        "found from the checkpoint.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    option(
+        "--key",
+        panel=MODEL,
+        metavar="KEY",
+        help="Where in the file the weights are, e.g. state_dict or ema.",
+    ),
+]
+MatchByOrderOption = Annotated[
+    bool,
+    option(
+        "--match-by-order",
+        panel=MODEL,
+        help="Match tensors by order and shape where the names differ.",
+    ),
+]
+TrustCodeOption = Annotated[
+    bool,
+    option(
+        "--trust-code",
+        panel=MODEL,
+        help="Run model code that is not part of an installed library.",
+    ),
+]
+MaxBytesOption = Annotated[
+    str | None,
+    option(
+        "--max-bytes",
+        panel=MODEL,
+        metavar="SIZE",
+        help="Refuse checkpoints with more bytes of weights, e.g. 8GB. Default: half of the "
+        "machine's memory.",
+    ),
+]
+UnsafePickleOption = Annotated[
+    bool,
+    option(
+        "--unsafe-pickle",
+        panel=MODEL,
+        environment=False,
+        help="Run the code inside a pickled checkpoint. Only for files that you made yourself.",
+    ),
+]
+OnlineOption = Annotated[
+    bool,
+    option(
+        "--online",
+        panel=MODEL,
+        help="Allow downloads: a checkpoint hf:ORG/NAME is fetched from the Hugging Face Hub.",
+    ),
+]
+LossOption = Annotated[
+    str,
+    option(
+        "--loss",
+        panel=MODEL,
+        metavar="LOSS",
+        help="The loss: auto (from what the head does), cross-entropy, mse, next-token, masked-lm, "
+        "or file.py:function of (output, targets) that gives one loss a sample.",
+    ),
+]
+BatchFnOption = Annotated[
+    str | None,
+    option(
+        "--batch-fn",
+        panel=DATA,
+        metavar="CODE",
+        help="file.py:function from a batch to (inputs, targets), where the data are "
+        "file.py:function too.",
+    ),
+]
+OperatorOption = Annotated[
+    Literal["hessian", "ggn", "fisher", "empirical-fisher"],
+    option(
+        "--operator",
+        panel=MEASURE,
+        metavar="MATRIX",
+        help="The curvature: hessian (exact), ggn (Gauss-Newton), fisher, empirical-fisher.",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    option(
+        "--device",
+        panel=MEASURE,
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, mps. Default: a GPU where there is one.",
+    ),
+]
+DtypeOption = Annotated[
+    Literal["float32", "float64"],
+    option("--dtype", panel=MEASURE, metavar="DTYPE", help="float32 or float64."),
+]
+SeedOption = Annotated[
+    int,
+    option(
+        "--seed", panel=MEASURE, min=0, metavar="N", help="Of the sample and of random vectors."
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    option(
+        "--memory",
+        panel=MEASURE,
+        metavar="SIZE",
+        help="Budget for kept graphs, e.g. 4GB. Default: half of what is free.",
+    ),
+]
 
 Format = Literal["auto", "table", "json", "markdown", "github"]
 
@@ -72,8 +294,8 @@ FailOnOption = Annotated[
         "--fail-on",
         panel=GATE,
         metavar="'FIELD>X'",
-        help="Exit 10 when this holds, e.g. 'kappa>200'. FIELD is any number of the report, by "
-        "its dotted path. Repeatable.",
+        help="Exit 10 when this holds, e.g. 'kappa>200' or 'verdict==collapsed'. FIELD is any "
+        "value of the report, by its dotted path. Repeatable.",
     ),
 ]
 BaselineOption = Annotated[
@@ -86,7 +308,7 @@ RegressionOption = Annotated[
         "--fail-on-regression",
         panel=GATE,
         metavar="PERCENT",
-        help="Exit 10 when κ is more than PERCENT above the baseline's, e.g. 10%.",
+        help="Exit 10 when a number is worse than the baseline's by more than PERCENT, e.g. 10%.",
     ),
 ]
 InconclusiveOption = Annotated[

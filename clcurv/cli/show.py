@@ -59,8 +59,9 @@ def show(
     asked = {name: value for name, value in locals().items() if name in DELIVERY_OPTIONS}
     messages = Messages.create(quiet=quiet, verbose=verbose)
     announce(ctx.obj, messages)
-    delivery = Delivery.prepare(messages, protected=report, **asked)
 
-    from clcurv.report.reader import load_document
+    from clcurv.report.reader import load_report
 
-    return delivery.deliver(load_document(report))
+    document = load_report(report)
+    delivery = Delivery.prepare(messages, protected=[report], schema=document.schema_, **asked)
+    return delivery.deliver(document)

@@ -1,15 +1,14 @@
-"""Results and advice -> the report document."""
+"""Results and advice of ``clcurv kappa`` -> its report."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from clcurv.report.document import (
+from clcurv.report.document import ModelInfo, finite
+from clcurv.report.kappa_document import (
     CrossCheckInfo,
     DataInfo,
     Defaults,
@@ -17,10 +16,20 @@ from clcurv.report.document import (
     Group,
     KappaDocument,
     KappaInfo,
-    ModelInfo,
     ScheduleInfo,
-    ToolInfo,
-    finite,
+)
+from clcurv.report.parts import (
+    clean,
+    clean_all,
+    clean_settings,
+    model_info,
+    near_chance,
+    near_chance_text,
+    optional,
+    timestamp,
+    tool_info,
+    unique,
+    versions,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +40,6 @@ if TYPE_CHECKING:
     from clcurv.recommend.schedule import GroupAdvice, Schedule
 
 CROSS_CHECK_LIMIT = 0.02
-_PACKAGES = ("torch", "timm", "transformers", "numpy", "scipy")
 
 
 def kappa_document(
@@ -71,13 +79,13 @@ def kappa_document(
     """
     advice = {group.name: group for group in schedule.groups}
     return KappaDocument(
-        tool=ToolInfo(version=_version("clcurv") or "unknown"),
-        created=(created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
+        tool=tool_info(),
+        created=timestamp(created),
         complete=complete,
-        command=_optional(
+        command=optional(
             command if command is None or isinstance(command, str) else shlex.join(command)
         ),
-        model=_model_info(model, weights, model_path),
+        model=model_info(model, weights, model_path),
         data=_data_info(result, samples, data_path),
         estimator=_estimator_info(result, granularity, settings or {}),
         kappa=_kappa_info(result),
@@ -86,41 +94,16 @@ def kappa_document(
         groups=tuple(_group(i, x, advice[x.name]) for i, x in enumerate(result.layers)),
         cross_check=tuple(
             CrossCheckInfo(
-                name=_clean(x.name),
+                name=clean(x.name),
                 s=finite(x.s),
                 s_pyhessian=finite(x.s_pyhessian),
                 relative_difference=finite(x.relative_difference),
             )
             for x in result.cross_check
         ),
-        warnings=_unique(
+        warnings=unique(
             [*warnings, *schedule.warnings, *_near_chance(result), *_disagreements(result)]
         ),
-    )
-
-
-def _model_info(
-    model: LoadedModel | ModelInfo, weights: Weights | None, path: str | None
-) -> ModelInfo:
-    if isinstance(model, ModelInfo):
-        return model
-    notes = [*(weights.notes if weights else ()), *model.notes]
-    return ModelInfo(
-        path=_optional(path or (str(weights.path) if weights else None)),
-        arch=_clean(model.arch),
-        arch_source=model.arch_source,
-        format=weights.format if weights else None,
-        key=_optional(weights.key) if weights else None,
-        prefix=_clean(weights.prefix) if weights else "",
-        digest=weights.digest if weights else "",
-        num_params=sum(p.numel() for p in model.model.parameters()),
-        num_classes=model.num_classes,
-        task=model.task,
-        missing=_clean_all(model.missing),
-        unexpected=_clean_all(model.unexpected),
-        matched_fraction=model.matched_fraction,
-        candidates=_clean_all(model.candidates),
-        notes=_unique(notes),
     )
 
 
@@ -135,9 +118,9 @@ def _data_info(result: KappaResult, samples: Samples | None, path: str | None) -
         "mean_loss": finite(result.mean_loss),
     }
     if samples is None:
-        return DataInfo(source="given", path=_optional(path), **measured)
+        return DataInfo(source="given", path=optional(path), **measured)
     return DataInfo(
-        path=_optional(path),
+        path=optional(path),
         source=samples.source,
         label_source=samples.label_source,
         format=samples.format,
@@ -145,8 +128,8 @@ def _data_info(result: KappaResult, samples: Samples | None, path: str | None) -
         class_counts={str(k): int(v) for k, v in sorted(samples.class_counts.items())},
         digest=samples.digest,
         seed=samples.seed,
-        skipped=_clean_all(samples.skipped),
-        notes=_unique(samples.notes),
+        skipped=clean_all(samples.skipped),
+        notes=unique(samples.notes),
         **measured,
     )
 
@@ -156,10 +139,6 @@ def _estimator_info(
     granularity: str,
     settings: Mapping[str, str | int | float | bool | None],
 ) -> EstimatorInfo:
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in _PACKAGES:
-        if version := _version(package):
-            versions[package] = version
     return EstimatorInfo(
         operator=result.operator,
         loss=result.loss,
@@ -169,15 +148,12 @@ def _estimator_info(
         tol=result.tol,
         max_steps=result.max_steps,
         seed=result.seed,
-        granularity=_clean(granularity),
+        granularity=clean(granularity),
         cost_gradients=finite(result.cost_gradients),
         seconds=finite(result.seconds),
-        versions=versions,
-        settings={
-            k: finite(v) if isinstance(v, float) else _clean(v) if isinstance(v, str) else v
-            for k, v in settings.items()
-        },
-        notes=_unique(result.notes),
+        versions=versions(),
+        settings=clean_settings(settings),
+        notes=unique(result.notes),
     )
 
 
@@ -192,7 +168,7 @@ def _kappa_info(result: KappaResult) -> KappaInfo:
         high=finite(result.kappa_high),
         p90_p10=finite(result.p90_p10),
         status=status,
-        reason=_clean(reason),
+        reason=clean(reason),
         include_head=result.include_head,
     )
 
@@ -216,7 +192,7 @@ def _schedule_info(schedule: Schedule) -> ScheduleInfo:
         range_limited=schedule.range_limited,
         regret_bound=finite(schedule.regret_bound),
         regret_measured=finite(schedule.regret_measured),
-        advice=_clean(schedule.advice),
+        advice=clean(schedule.advice),
         normalisation=schedule.normalisation,
     )
 
@@ -224,12 +200,12 @@ def _schedule_info(schedule: Schedule) -> ScheduleInfo:
 def _group(layer_id: int, layer: LayerSensitivity, advice: GroupAdvice) -> Group:
     non_finite = layer.status == "ok" and finite(layer.s) is None
     return Group(
-        name=_clean(layer.name),
+        name=clean(layer.name),
         layer_id=layer_id,
         depth=layer.depth,
         is_head=layer.is_head,
-        param_names=_clean_all(layer.param_names),
-        tied_names=_clean_all(layer.tied_names),
+        param_names=clean_all(layer.param_names),
+        tied_names=clean_all(layer.tied_names),
         numel=layer.numel,
         s=finite(layer.s),
         s_stderr=finite(layer.s_stderr),
@@ -243,17 +219,16 @@ def _group(layer_id: int, layer: LayerSensitivity, advice: GroupAdvice) -> Group
         lambda_low=finite(advice.lambda_low),
         lambda_high=finite(advice.lambda_high),
         lr_scale=advice.lr_scale,
-        reason=_clean(advice.reason),
+        reason=clean(advice.reason),
     )
 
 
 def _near_chance(result: KappaResult) -> list[str]:
-    accuracy, chance = result.accuracy, result.chance
-    if accuracy is None or chance is None or accuracy > chance + 0.1 * (1 - chance):
+    if not near_chance(result.accuracy, result.chance):
         return []
     return [
-        f"accuracy {accuracy:.1%} is near chance ({chance:.1%}): are the weights, the labels "
-        "and the preprocessing the right ones?"
+        f"{near_chance_text(result.accuracy, result.chance)}: are the weights, the labels and the "
+        "preprocessing the right ones?"
     ]
 
 
@@ -264,32 +239,3 @@ def _disagreements(result: KappaResult) -> list[str]:
         for x in result.cross_check
         if not abs(x.relative_difference) <= CROSS_CHECK_LIMIT
     ]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _command(command: str | Sequence[str] | None) -> str | None:
-    words = command if command is None or isinstance(command, str) else shlex.join(command)
-    return _optional(words)
-
-
-def _clean(text: str) -> str:
-    """Lone surrogates, which names in hostile files may hold, have no UTF-8: spell them out."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _optional(text: str | None) -> str | None:
-    return None if text is None else _clean(text)
-
-
-def _clean_all(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_clean(x) for x in texts)
-
-
-def _unique(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_clean_all(texts)))

@@ -1,10 +1,11 @@
 """Conditions on a report -> pass, fail or inconclusive, and the exit code.
 
 ``--fail-on EXPR`` names what must not be: the gate **fails where EXPR is true**. It is
-inconclusive, never silently passed, where EXPR cannot be decided: the value is null or not
-converged, its 95 % interval straddles the limit, the data were generated, or the run was
-interrupted. The exit code is 10 when a gate fails, else 11 when one is inconclusive (unless
-that is asked to pass), else 0.
+inconclusive, never silently passed, where EXPR cannot be decided: the value is null, not
+converged or not resolved, its 95 % interval straddles the limit, the data were generated, or the
+run was interrupted; `clcurv.report.gate_rules` has what that means for each kind of report. The
+exit code is 10 when a gate fails, else 11 when one is inconclusive (unless that is asked to
+pass), else 0.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel
-
 from clcurv.errors import UsageError
-from clcurv.report.document import GateOutcome, Group, KappaDocument, Verdict
+from clcurv.report.document import Document, GateOutcome, Verdict
+from clcurv.report.gate_rules import Rules, rules_of
+from clcurv.report.kappa_document import KappaDocument
 from clcurv.report.paths import Found, Path, parse_path, resolve
-from clcurv.report.regression import compare
 from clcurv.report.text import number
 
 Policy = Literal["fail", "pass"]
@@ -54,7 +54,7 @@ class Gate:
     limit: float | str | bool | None
 
 
-def parse_gate(expression: str, *, document: type[BaseModel] = KappaDocument) -> Gate:
+def parse_gate(expression: str, *, document: type[Document] = KappaDocument) -> Gate:
     """Parse ``kappa>200``, ``groups[*].s >= 1e3``, ``schedule.direction != early``.
 
     Args:
@@ -99,9 +99,9 @@ def parse_regression(text: str) -> float:
 
 def evaluate(
     gates: Sequence[Gate],
-    doc: KappaDocument,
+    doc: Document,
     *,
-    baseline: KappaDocument | None = None,
+    baseline: Document | None = None,
     regression: float | None = None,
     inconclusive: Policy = "fail",
     allow_generated: bool = False,
@@ -111,8 +111,9 @@ def evaluate(
     Args:
         gates: From `parse_gate`.
         doc: The report.
-        baseline: An earlier report to compare with.
-        regression: Allowed growth over it, e.g. 0.1; see `clcurv.report.regression`.
+        baseline: An earlier report of the same kind to compare with.
+        regression: Allowed change for the worse, e.g. 0.1; see `clcurv.report.regression` and
+            `clcurv.report.spectrum_regression`.
         inconclusive: ``pass``: an undecided gate does not touch the exit code.
         allow_generated: Judge a report on generated data, too.
 
@@ -124,14 +125,18 @@ def evaluate(
             "a baseline and an allowed regression go together",
             hint="give both --baseline old.json and --fail-on-regression 10%",
         )
-    outcomes = [_judge(gate, doc) for gate in gates]
+    rules = rules_of(doc)
+    outcomes = [_judge(gate, doc, rules) for gate in gates]
+    proxy = rules.is_proxy()
     if baseline is not None and regression is not None:
-        outcomes += compare(doc, baseline, regression)
-    if not allow_generated:
-        outcomes = [_distrust(x, doc, baseline) for x in outcomes]
+        outcomes += rules.compare(baseline, regression)
+        proxy = proxy or rules_of(baseline).is_proxy()
+    if proxy and not allow_generated:
+        outcomes = [_distrust(x) for x in outcomes]
     if not (doc.complete and (baseline is None or baseline.complete)):
         which = "baseline" if doc.complete else "report"
-        update = {"outcome": "inconclusive", "reason": f"the {which} is partial: interrupted"}
+        reason = f"the {which} is partial: interrupted, or a part failed"
+        update = {"outcome": "inconclusive", "reason": reason}
         outcomes = [x.model_copy(update=update) for x in outcomes]
     kinds = {x.outcome for x in outcomes}
     code: Literal[0, 10, 11] = 0
@@ -161,19 +166,14 @@ def _limit(text: str, expression: str) -> float | str | bool | None:
     return value
 
 
-def _distrust(
-    outcome: GateOutcome, doc: KappaDocument, baseline: KappaDocument | None
-) -> GateOutcome:
-    old = baseline is not None and baseline.data.source == "generated"
-    if doc.data.source != "generated" and not old:
-        return outcome
+def _distrust(outcome: GateOutcome) -> GateOutcome:
     reason = f"data are generated, a proxy; would be: {outcome.outcome} ({outcome.reason})"
     return outcome.model_copy(
         update={"outcome": "inconclusive", "reason": f"{reason}; --allow-generated judges them"}
     )
 
 
-def _judge(gate: Gate, doc: KappaDocument) -> GateOutcome:
+def _judge(gate: Gate, doc: Document, rules: Rules) -> GateOutcome:
     places = resolve(gate.path, doc)
     if not places:
         return GateOutcome(
@@ -182,9 +182,9 @@ def _judge(gate: Gate, doc: KappaDocument) -> GateOutcome:
             reason=f"{gate.path.text} matches nothing in the report",
         )
     several = len(places) > 1
-    if several:  # a layer without any curvature to measure decides nothing among many
-        places = [x for x in places if not _unused(x)] or places
-    judged = [_judge_one(gate, place, doc) for place in places]
+    if several:
+        places = [x for x in places if not rules.is_beside_the_point(x)] or places
+    judged = [_judge_one(gate, place, rules) for place in places]
     for kind in ("fail", "inconclusive", "pass"):
         chosen = [x for x in judged if x.outcome == kind]
         if chosen:
@@ -202,25 +202,21 @@ def _judge(gate: Gate, doc: KappaDocument) -> GateOutcome:
     raise AssertionError("every place has an outcome")
 
 
-def _unused(place: Found) -> bool:
-    return isinstance(place.parent, Group) and place.parent.status == "unused"
-
-
-def _judge_one(gate: Gate, place: Found, doc: KappaDocument) -> GateOutcome:
+def _judge_one(gate: Gate, place: Found, rules: Rules) -> GateOutcome:
     def outcome(kind: Outcome, reason: str) -> GateOutcome:
         known = place.value if isinstance(place.value, str | int | float) else None
         return GateOutcome(
             expression=gate.expression, outcome=kind, reason=reason, value=known, low=low, high=high
         )
 
-    low, high = _interval(place, doc)
+    low, high = rules.interval(place)
     value, test = place.value, _OPERATORS[gate.op]
     if place.problem:
         return outcome("inconclusive", place.problem)
     if gate.limit is None:
         true = test(value, None)
         return outcome("fail" if true else "pass", f"{place.label} is {_show(value)}")
-    if doubt := _doubt(place, doc):
+    if doubt := rules.doubt(place, gate.limit):
         return outcome("inconclusive", f"{place.label}: {doubt}")
     if value is None:
         return outcome("inconclusive", f"{place.label} is null")
@@ -244,41 +240,3 @@ def _show(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     return number(value) if isinstance(value, float) else repr(value)
-
-
-def _doubt(place: Found, doc: KappaDocument) -> str:
-    """Why a value must not be judged; empty where it may."""
-    parent = place.parent
-    measured = {"s", "s_stderr", "lambda_min"}
-    if isinstance(parent, Group) and place.field in measured:
-        if place.field == "s" and parent.status != "ok":
-            return f"status {parent.status}"
-        if not parent.converged:
-            return "not converged"
-    if parent is doc.kappa and place.field in {"value", "p90_p10"} and doc.kappa.status != "ok":
-        return f"κ was refused ({doc.kappa.reason})"
-    if parent is doc.kappa and place.field in {"value", "p90_p10"}:
-        counted = [g for g in doc.groups if doc.kappa.include_head or not g.is_head]
-        open_ = [g.name for g in counted if g.status == "unconverged"]
-        if open_:
-            return f"layer {open_[0]} is not converged"
-    return ""
-
-
-def _interval(place: Found, doc: KappaDocument) -> tuple[float | None, float | None]:
-    """95 % interval of a value; (None, None) for an exact one, (low, None) for no upper end."""
-    parent, field = place.parent, place.field
-    if isinstance(parent, Group) and field == "s" and parent.s is not None:
-        return parent.interval
-    if parent is doc.kappa and field == "value":
-        return doc.kappa.low, doc.kappa.high
-    if parent is doc.schedule and field == "gamma":
-        return doc.schedule.gamma_low, doc.schedule.gamma_high
-    if parent is doc.schedule and field == "regret_bound" and doc.kappa.low is not None:
-        from clcurv.recommend.regret import regret_bound
-
-        high = doc.kappa.high
-        return regret_bound(max(doc.kappa.low, 1.0)), regret_bound(
-            math.inf if high is None else high
-        )
-    return None, None

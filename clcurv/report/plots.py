@@ -1,32 +1,27 @@
-"""The report as a figure: sensitivity over depth, its trend, and the recommended λ."""
+"""The report of ``clcurv kappa`` as a figure: s over depth, its trend, the recommended λ."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcurv.errors import UsageError
+from clcurv.report.figure import write_figure
 from clcurv.report.text import interval, printable
-from clcurv.runtime import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-    from clcurv.report.document import Group, KappaDocument
+    from clcurv.report.kappa_document import Group, KappaDocument
 
-SUFFIXES = (".png", ".svg", ".pdf")
 _MEASURED, _FIT, _ADVICE, _HEAD = "#1f4e79", "#c55a11", "#2e7d32", "#8a8a8a"
 _MOST_LABELS = 40
 
 
 def plot_kappa(doc: KappaDocument, path: str | Path) -> None:
     """Draw s over depth (log axis, 95 % bars), the geometric fit with its band, and λ.
-
-    Uses matplotlib's object interface with no display and no global figure state.
 
     Args:
         doc: The report, fresh or read back from a file.
@@ -36,33 +31,19 @@ def plot_kappa(doc: KappaDocument, path: str | Path) -> None:
         UsageError: Another suffix, or a path that cannot be written.
         ResourceError: The disk is full.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(
-            f"cannot draw {str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}",
-            hint="for example --plot kappa.svg",
-        )
-    atomic_write(path, _render(doc, suffix[1:]))
+    write_figure(path, lambda: _figure(doc))
 
 
-def _render(doc: KappaDocument, kind: str) -> bytes:
-    import matplotlib as mpl
+def _figure(doc: KappaDocument) -> Figure:
     from matplotlib.figure import Figure
 
-    buffer = io.BytesIO()
-    # The user's own rc file must not run TeX on names from an untrusted checkpoint.
-    with mpl.rc_context({**mpl.rcParamsDefault, "text.usetex": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-        n = len(doc.groups)
-        figure = Figure(figsize=(min(max(7.0, 2.0 + 0.34 * n), 16.0), 6.2), layout="constrained")
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.5))
-        _draw_sensitivity(upper, doc)
-        _draw_lambda(lower, doc)
-        _label_layers(lower, doc)
-        # No dates: the same report gives the same bytes.
-        dated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(buffer, format=kind, dpi=150, metadata=dated)
-    return buffer.getvalue()
+    n = len(doc.groups)
+    figure = Figure(figsize=(min(max(7.0, 2.0 + 0.34 * n), 16.0), 6.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.5))
+    _draw_sensitivity(upper, doc)
+    _draw_lambda(lower, doc)
+    _label_layers(lower, doc)
+    return figure
 
 
 def _positions(groups: list[Group]) -> list[int]:
@@ -162,8 +143,10 @@ def _draw_lambda(axes: Axes, doc: KappaDocument) -> None:
     axes.set_ylim(low / 1.5, high * 1.5)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: "")
-    if high / low < 10:
-        ticks = [t * base for t in (0.2, 0.5, 1, 2, 5) if low / 1.5 <= t * base <= high * 1.5]
+    if high / low < 100:
+        ticks = [
+            t * base for t in (0.1, 0.2, 0.5, 1, 2, 5, 10) if low / 1.5 <= t * base <= high * 1.5
+        ]
         axes.set_yticks(ticks)
     axes.set_ylabel(f"λ ({doc.schedule.mode})", color=_ADVICE)
     axes.grid(axis="y", which="major", color="#dddddd", linewidth=0.7)

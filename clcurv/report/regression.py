@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 
-from clcurv.report.document import GateOutcome, Group, KappaDocument
+from clcurv.report.document import GateOutcome
+from clcurv.report.kappa_document import Group, KappaDocument
 from clcurv.report.text import number, percent, printable
 
 Interval = tuple[float, float, float]  # value, low, high

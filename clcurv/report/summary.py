@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clcurv.report.text import count, interval, number, percent, printable
+from clcurv.report.parts import model_text
+from clcurv.report.text import interval, number, percent, printable
 
 if TYPE_CHECKING:
-    from clcurv.report.document import KappaDocument
+    from clcurv.report.kappa_document import KappaDocument
 
 OUTCOME_WORDS = {"pass": "holds", "fail": "FAILED", "inconclusive": "inconclusive"}
 
@@ -28,8 +29,7 @@ def heading(doc: KappaDocument) -> list[tuple[str, str]]:
     return [
         (
             "model",
-            f"{printable(model.arch)} (from {model.arch_source}), "
-            f"{count(model.num_params)} parameters",
+            model_text(model),
         ),
         ("data", f"{printable(origin)}: {data.n_samples} samples, {labels}{', '.join(skill)}"),
         (

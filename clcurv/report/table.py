@@ -1,4 +1,4 @@
-"""The report in a terminal: a Rich table and the sentences around it."""
+"""The report of ``clcurv kappa`` in a terminal: a Rich table and the sentences around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Console
 from rich.console import Group as Stack
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,25 +17,15 @@ from clcurv.report.summary import OUTCOME_WORDS, findings, heading
 from clcurv.report.text import count, number, printable, with_error
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
-    from clcurv.report.document import Group, KappaDocument
+    from clcurv.report.document import Document
+    from clcurv.report.kappa_document import Group, KappaDocument
 
 # Columns leave in this order as the terminal narrows; the widths are where they come back.
 _FROM_WIDTH = {"reason": 150, "λ_min": 96, "steps": 96, "parameters": 80, "depth": 80, "bar": 68}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _OUTCOME_STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
-
-
-def print_table(doc: KappaDocument, console: Console) -> None:
-    """Print the whole report.
-
-    Args:
-        doc: The report, fresh or read back from a file.
-        console: Its width decides which columns are shown.
-    """
-    unicode_bars = console.encoding.lower().startswith("utf")
-    console.print(kappa_view(doc, width=console.width, unicode_bars=unicode_bars))
 
 
 def kappa_view(doc: KappaDocument, *, width: int, unicode_bars: bool = True) -> RenderableType:
@@ -47,28 +39,28 @@ def kappa_view(doc: KappaDocument, *, width: int, unicode_bars: bool = True) -> 
         unicode_bars: Block characters for the bars; else ``#``.
     """
     parts: list[RenderableType] = [
-        _pairs(heading(doc), style="dim"),
-        _layer_table(doc, width, unicode_bars),
-        _pairs(findings(doc), style="bold"),
+        pairs(heading(doc), style="dim"),
+        _fitting_table(doc, width, unicode_bars),
+        pairs(findings(doc), style="bold"),
         Padding(Text(printable(doc.schedule.advice), style="bold green"), (0, 0, 0, 1)),
     ]
     if width < _FROM_WIDTH["reason"]:
         notable = [g for g in doc.groups if g.status != "ok" or g.is_head]
-        parts += [_bullet(f"{printable(g.name)}: {printable(g.reason)}", "dim") for g in notable]
-    parts += [_bullet(f"warning: {printable(w)}", "yellow") for w in doc.warnings]
-    if doc.verdict:
-        parts += [
-            _bullet(
-                f"{printable(gate.expression)}: {OUTCOME_WORDS[gate.outcome]}: "
-                f"{printable(gate.reason)}",
-                _OUTCOME_STYLES[gate.outcome],
-            )
-            for gate in doc.verdict.gates
-        ]
-    return Stack(*parts)
+        parts += [bullet(f"{printable(g.name)}: {printable(g.reason)}", "dim") for g in notable]
+    return Stack(*parts, *closing(doc))
 
 
-def _pairs(rows: list[tuple[str, str]], *, style: str) -> Table:
+def closing(doc: Document) -> list[RenderableType]:
+    """The warnings and the gates."""
+    parts = [bullet(f"warning: {printable(w)}", "yellow") for w in doc.warnings]
+    for gate in doc.judged.gates if doc.judged else ():
+        text = f"{printable(gate.expression)}: {OUTCOME_WORDS[gate.outcome]}"
+        parts.append(bullet(f"{text}: {printable(gate.reason)}", _OUTCOME_STYLES[gate.outcome]))
+    return parts
+
+
+def pairs(rows: list[tuple[str, str]], *, style: str) -> Table:
+    """Labels and texts, in two columns."""
     grid = Table.grid(padding=(0, 1, 0, 1))
     grid.add_column(style=style, no_wrap=True)
     grid.add_column(overflow="fold")
@@ -77,12 +69,28 @@ def _pairs(rows: list[tuple[str, str]], *, style: str) -> Table:
     return grid
 
 
-def _bullet(text: str, style: str) -> RenderableType:
+def bullet(text: str, style: str) -> RenderableType:
+    """A sentence on lines of its own."""
     return Padding(Text(text, style=style), (0, 0, 0, 1))
 
 
-def _layer_table(doc: KappaDocument, width: int, unicode_bars: bool) -> Table:
+def _fitting_table(doc: KappaDocument, width: int, unicode_bars: bool) -> Table:
+    """With shorter bars, then without depth, where that keeps the layers' names on one line."""
     shown = {name for name, least in _FROM_WIDTH.items() if width >= least}
+    console = Console(width=2 * width)
+    table = None
+    for bar, less in ((8 if width < 96 else 16, ""), (4, ""), (4, "depth")):
+        tried = _layer_table(doc, width, unicode_bars, shown - {less}, bar)
+        if "reason" in shown or Measurement.get(console, console.options, tried).maximum <= width:
+            return tried
+        table = table or tried
+    assert table is not None
+    return table
+
+
+def _layer_table(
+    doc: KappaDocument, width: int, unicode_bars: bool, shown: set[str], bar_width: int
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True, padding=(0, 1), collapse_padding=True)
     table.add_column("layer", overflow="fold", min_width=8)
     if "depth" in shown:
@@ -100,7 +108,6 @@ def _layer_table(doc: KappaDocument, width: int, unicode_bars: bool) -> Table:
     if "reason" in shown:
         table.add_column("reason", overflow="fold", ratio=1)
     limits = _log_limits(doc)
-    bar_width = 8 if width < 96 else 16
     for group in doc.groups:
         cells = [Text(printable(group.name, limit=max(12, width // 3)))]
         if group.is_head:

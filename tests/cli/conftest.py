@@ -12,7 +12,7 @@ import pytest
 
 import clcurv
 from clcurv.cli.app import run
-from clcurv.report.document import KappaDocument
+from clcurv.report.kappa_document import KappaDocument
 
 
 def _group(name: str, depth: int, s: float, **more: Any) -> dict[str, Any]:
@@ -106,11 +106,12 @@ def document() -> KappaDocument:
 class FakePipeline:
     """Stands where clcurv.pipeline will be imported from, and remembers how it was called."""
 
-    document: KappaDocument
+    document: Any
+    l2er: Any = None
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     action: Any = None
 
-    def kappa(self, checkpoint: str, **options: Any) -> SimpleNamespace:
+    def kappa(self, checkpoint: Any, **options: Any) -> SimpleNamespace:
         self.calls.append((checkpoint, options))
         options["progress"]("measuring", 1, 2)
         if self.action is not None:
@@ -120,6 +121,14 @@ class FakePipeline:
     def plan(self, checkpoint: str, **options: Any) -> "FakePlan":
         self.calls.append((checkpoint, options))
         return FakePlan()
+
+    def spectrum(self, checkpoints: list[str], **options: Any) -> SimpleNamespace:
+        report = self.kappa(checkpoints, **options)
+        return SimpleNamespace(document=report.document, l2er=self.l2er)
+
+    def plan_spectrum(self, checkpoints: list[str], **options: Any) -> "FakeStreamPlan":
+        self.calls.append((checkpoints, options))
+        return FakeStreamPlan()
 
 
 @dataclass(frozen=True)
@@ -142,12 +151,33 @@ class FakePlan:
     )
 
 
+@dataclass(frozen=True)
+class FakeTask:
+    task: str
+    checkpoint: str
+    samples: int
+    classes: tuple[int, ...]
+    labels: dict[int, int]
+
+
+@dataclass(frozen=True)
+class FakeStreamPlan:
+    arch: str = "mlp"
+    bytes_at_peak: int = 2_000_000
+    tasks: tuple[FakeTask, ...] = (
+        FakeTask("one\x1b[31m", "task-0.pt", 512, (0, 1), {0: 256, 1: 256}),
+        FakeTask("two[/red]", "task-1.pt", 512, (2, 3), {2: 256, 3: 256}),
+    )
+
+
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch, document: KappaDocument) -> FakePipeline:
     fake = FakePipeline(document)
     module = ModuleType("clcurv.pipeline")
     module.kappa = fake.kappa  # type: ignore[attr-defined]
     module.plan = fake.plan  # type: ignore[attr-defined]
+    module.spectrum = fake.spectrum  # type: ignore[attr-defined]
+    module.plan_spectrum = fake.plan_spectrum  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "clcurv.pipeline", module)
     monkeypatch.setattr(clcurv, "pipeline", module, raising=False)
     return fake

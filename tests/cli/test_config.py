@@ -52,7 +52,7 @@ def test_the_nearest_file_counts_even_without_our_table(tmp_path: Path) -> None:
 
 
 def test_flags_are_the_keys_not_parameter_names(tmp_path: Path) -> None:
-    _write(tmp_path, "[tool.clcurv]\nlambda = 2.0\nformat = 'json'\n")
+    _write(tmp_path, "[tool.clcurv]\nformat = 'json'\n[tool.clcurv.kappa]\nlambda = 2.0\n")
     values = load_defaults(tmp_path, COMMANDS).values
     assert values == {"kappa": {"lambda_": 2.0}, "show": {"output_format": "json"}}
 
@@ -98,3 +98,25 @@ def test_a_value_of_the_wrong_type(program: Any, pipeline: Any, tmp_path: Path) 
     assert ran.code == 2
     assert "--samples" in ran.err
     assert pipeline.calls == []
+
+
+@pytest.mark.parametrize("key", ["head", "schedule", "lambda"])
+def test_what_differs_between_commands_is_set_for_one(tmp_path: Path, key: str) -> None:
+    _write(tmp_path, f"[tool.clcurv]\n{key} = 'x'\n")
+    flags = {"kappa": {key: "a"}, "relimp": {key: "b"}}
+    with pytest.raises(UsageError, match=f"{key} means something else"):
+        load_defaults(tmp_path, flags)
+    _write(tmp_path, f"[tool.clcurv.kappa]\n{key} = 'x'\n")
+    assert load_defaults(tmp_path, flags).values == {"kappa": {"a": "x"}, "relimp": {}}
+
+
+def test_their_variables_carry_the_commands_name(
+    program: Any, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLCURV_LAMBDA", "7")
+    monkeypatch.setenv("CLCURV_RELIMP_LAMBDA", "8")
+    monkeypatch.setenv("CLCURV_KAPPA_SCHEDULE", "power")
+    assert program("kappa", "model.pt").code == 0
+    options = pipeline.calls[0][1]
+    assert options["lambda_"] is None
+    assert options["schedule"] == "power"

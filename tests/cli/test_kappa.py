@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clcurv.cli.kappa import parse_bytes
+from clcurv.cli.options import parse_bytes
 from clcurv.errors import CorruptFileError, NumericalError, ResourceError, UsageError
-from clcurv.report.document import KappaDocument
+from clcurv.pipeline.options import KappaOptions
+from clcurv.report.kappa_document import KappaDocument
 
 
 def test_defaults_reach_the_library(program: Any, pipeline: Any) -> None:
@@ -19,37 +21,7 @@ def test_defaults_reach_the_library(program: Any, pipeline: Any) -> None:
     checkpoint, options = pipeline.calls[0]
     assert checkpoint == "model.pt"
     assert callable(options.pop("progress"))
-    assert options == {
-        "data": None,
-        "new_data": None,
-        "split": None,
-        "image_column": None,
-        "text_column": None,
-        "label_column": None,
-        "samples": 512,
-        "batch_size": None,
-        "skip_bad": False,
-        "arch": None,
-        "key": None,
-        "match_by_order": False,
-        "trust_code": False,
-        "head": "model",
-        "loss": "auto",
-        "layers": "block",
-        "operator": "hessian",
-        "device": None,
-        "dtype": "float32",
-        "tol": 1e-2,
-        "max_steps": None,
-        "seed": 0,
-        "memory": None,
-        "lambda_min": True,
-        "cross_check": False,
-        "include_head": False,
-        "schedule": "geometric",
-        "lambda_": None,
-        "force": False,
-    }
+    assert options == {f.name: f.default for f in fields(KappaOptions)}
 
 
 def test_every_flag_reaches_the_library(program: Any, pipeline: Any) -> None:
@@ -61,6 +33,8 @@ def test_every_flag_reaches_the_library(program: Any, pipeline: Any) -> None:
         "--device", "cpu", "--dtype", "float64", "--tol", "1e-3", "--max-steps", "7", "--seed", "5",
         "--memory", "2GB", "--no-lambda-min", "--cross-check", "--include-head",
         "--schedule", "literal", "--lambda", "3.5", "--force",
+        "--batch-fn", "b.py:f", "--label-map", "m.json", "--max-length", "6", "--max-bytes", "1GB",
+        "--online", "--unsafe-pickle",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     options = pipeline.calls[0][1]
@@ -74,6 +48,8 @@ def test_every_flag_reaches_the_library(program: Any, pipeline: Any) -> None:
         "lambda_min": False,
         "cross_check": True, "include_head": True, "schedule": "literal", "lambda_": 3.5,
         "force": True,
+        "batch_fn": "b.py:f", "label_map": Path("m.json"), "max_length": 6, "max_bytes": 10**9,
+        "online": True, "unsafe_pickle": True,
     }  # fmt: skip
 
 
@@ -152,6 +128,9 @@ def test_a_regression_against_a_baseline(
         (["-o", "."], 2, "is a folder"),
         (["-o", "-"], 2, "is not a file"),
         (["-o", "model.pt"], 2, "would overwrite the input"),
+        (["--data", "d.npz", "-o", "d.npz"], 2, "would overwrite the input"),
+        (["--new-data", "new", "-o", "new"], 2, "would overwrite the input"),
+        (["--label-map", "l.json", "-o", "l.json"], 2, "would overwrite the input"),
         (["--plot", "a.txt"], 2, "suffix"),
         (["--plot", "a"], 2, "suffix"),
         (["-o", "a.svg", "--plot", "a.svg"], 2, "both name"),

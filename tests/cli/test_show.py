@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clcurv.report.document import KappaDocument, to_json, write_json
+from clcurv.report.document import to_json, write_json
+from clcurv.report.kappa_document import KappaDocument
 
 
 @pytest.fixture

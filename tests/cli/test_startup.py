@@ -34,11 +34,20 @@ def _imported(*arguments: str, before: str = "") -> tuple[int, set[str]]:
     [
         (["--help"], 0),
         (["kappa", "--help"], 0),
+        (["spectrum", "--help"], 0),
+        (["relimp", "--help"], 0),
+        (["inspect", "--help"], 0),
         (["show", "--help"], 0),
         (["--version"], 0),
         (["schema", "clcurv.schedule"], 0),
+        (["schema", "spectrum"], 0),
+        (["schema", "relimp"], 0),
+        (["schema", "inspect"], 0),
         (["kappa", "model.pt", "--sampels", "3"], 2),
         (["kappa", "model.pt", "--fail-on", "nonsense"], 2),
+        (["inspect", "model.pt", "--json", "--format", "table"], 2),
+        (["spectrum", "m.pt", "--stream", "s", "--fail-on", "nonsense"], 2),
+        (["relimp", "m.pt", "--past", "a", "--current", "b", "--lr", "-1"], 2),
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str], code: int) -> None:

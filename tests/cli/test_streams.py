@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from clcurv.report.document import KappaDocument, write_json
+from clcurv.report.document import write_json
+from clcurv.report.kappa_document import KappaDocument
 
 _PROGRAM = """
 import os, sys, types
@@ -144,3 +145,34 @@ def test_a_log_file_gets_no_animation(command: list[str]) -> None:
     assert "\x1b" not in ran.stderr
     assert "\r" not in ran.stderr
     assert ran.stderr.splitlines() == ["clcurv: loading libraries", "clcurv: measuring 1/2"]
+
+
+def test_a_warning_is_shown_once(command: list[str], tmp_path: Path) -> None:
+    report = tmp_path / "fake" / "report.json"
+    held = json.loads(report.read_text()) | {"warnings": ["accuracy is near chance"]}
+    report.write_text(json.dumps(held))
+    _, shown = _on_a_terminal(command, NO_COLOR="1")
+    assert shown.count("accuracy is near chance") == 1
+    piped = _run(command)
+    assert piped.stderr.count("accuracy is near chance") == 1
+    assert "accuracy is near chance" in piped.stdout
+
+
+def test_a_closed_stdout_is_no_fault(command: list[str], tmp_path: Path) -> None:
+    ran = _run(["sh", "-c", 'exec "$@" >&-', "sh", *command, "-o", "r.json"])
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["schema"] == "clcurv.schedule"
+
+
+def test_help_into_a_closed_pipe_or_a_full_disk(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = _run([*command, "--help"], stdout=writer)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    if Path("/dev/full").exists():
+        with open("/dev/full", "w") as full:
+            ran = _run([*command, "--help"], stdout=full)
+        assert ran.returncode == 5
+        assert ran.stderr.splitlines()[0].startswith("clcurv: error: cannot write")
+        assert "Traceback" not in ran.stderr

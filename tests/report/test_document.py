@@ -10,8 +10,10 @@ import pytest
 from kappa_results import make_document, make_layer
 
 from clcurv.errors import CorruptFileError, InputError, UsageError
-from clcurv.report.document import KappaDocument, json_schema, to_json, write_json
+from clcurv.report.document import to_json, write_json
+from clcurv.report.kappa_document import KappaDocument
 from clcurv.report.reader import load_document
+from clcurv.report.registry import json_schema
 
 
 def as_dict(**changes):

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
 import pytest
-from kappa_results import make_document, make_layer
+from kappa_results import make_document
+from kappa_results import make_layer as made_layer
 
 from clcurv.errors import UsageError
 from clcurv.report.gate import evaluate, parse_gate, parse_regression
+
+
+def make_layer(name, depth, s, **changes):
+    return made_layer(name, depth, s, **{"s_stderr": 0.0, **changes})
+
 
 S = [40.0, 30.0, 20.0, 10.0, 5.0]
 
 
 def doc(s=S, **changes):
-    return make_document(s, stderr=[0.01 * x for x in s], head=100.0, **changes)
+    return make_document(
+        layers=[
+            *(make_layer(f"blocks.{i}", i, x, s_stderr=0.01 * x) for i, x in enumerate(s)),
+            make_layer("head", len(s), 100.0, is_head=True),
+        ],
+        **changes,
+    )
 
 
 def judge(expression, document=None, **options):
@@ -120,6 +132,13 @@ def test_kappa_of_an_unconverged_layer_is_not_judged():
     assert judge("kappa>1", document) == ("inconclusive", 11)
     assert judge("kappa.p90_p10>1", document) == ("inconclusive", 11)
     assert judge("groups[0].s>1", document) == ("fail", 10)
+
+
+def test_a_single_micro_batch_shows_no_spread_and_decides_nothing():
+    report = doc(kappa=180.0, kappa_low=None, kappa_high=None)
+    assert judge("kappa>1", report) == ("inconclusive", 11)
+    alone = make_document(layers=[make_layer("a", 0, 10.0, s_stderr=None), make_layer("b", 1, 1.0)])
+    assert judge("groups[0].s>1e6", alone) == ("inconclusive", 11)
 
 
 def test_policy_and_precedence():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from kappa_results import make_document, make_layer
@@ -32,6 +34,18 @@ def test_svg_shows_the_layers_and_is_reproducible(tmp_path, monkeypatch):
     text = (tmp_path / "a.svg").read_text()
     for part in ("blocks.0", "blocks.5", "head", "γ 0.500", "direction early", "timm:vit"):
         assert part in text
+
+
+def test_the_axis_of_lambda_has_numbers_beside_one(tmp_path, monkeypatch):
+    import matplotlib as mpl
+
+    monkeypatch.setitem(mpl.rcParamsDefault, "svg.fonttype", "none")
+    report = sample(16)  # from 2.69 to 0.269, the limit
+    values = [g.lambda_ for g in report.groups]
+    assert max(values) / min(values) == pytest.approx(10)
+    plot_kappa(report, tmp_path / "a.svg")
+    texts = re.findall(r">([^<>]+)</text>", (tmp_path / "a.svg").read_text())
+    assert {"0.5", "1", "2"} <= set(texts)
 
 
 def test_no_global_figure_state(tmp_path):

@@ -7,9 +7,8 @@ from kappa_results import make_document, make_layer
 from rich.console import Console
 
 from clcurv.report.gate import evaluate, parse_gate
-from clcurv.report.markdown import render_annotations, render_github, render_markdown
 from clcurv.report.reader import load_document
-from clcurv.report.table import print_table
+from clcurv.report.render import print_table, render_annotations, render_github, render_markdown
 
 EVIL = "blocks[/red].\x1b]0;pwned\x07|`x`<img src=x>\n::error::$x$"
 
@@ -51,6 +50,17 @@ def test_shows_every_column_and_fact():
     assert "at most 93.7 %" in text  # 1 − 2√1000/1001
     assert "Protect early layers" in text
     assert "head (head)" in text
+
+
+@pytest.mark.parametrize("name", ["bert.encoder.layer", "backbone.encoder.layer"])
+def test_long_names_stay_on_one_line_at_80_columns(name):
+    layers = [make_layer(f"{name}.{i}", i, 10.0**-i, s_stderr=0.1 * 10.0**-i) for i in range(4)]
+    text = show(make_document(layers=layers), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for i in range(4):
+        row = next(x for x in text.splitlines() if x.strip().startswith(f"{name}.{i} "))
+        assert "±" in row
+        assert "█" in row
 
 
 def test_bars_are_logarithmic():
@@ -108,7 +118,7 @@ def test_saved_reports_show_the_same():
 def test_layers_without_s_and_warnings_and_verdicts():
     doc = make_document(
         layers=[
-            make_layer("a", 0, 2.0),
+            make_layer("a", 0, 2.0, s_stderr=0.0),
             make_layer("b", 1, None, status="unused", reason="no gradient reaches it"),
             make_layer("c", 2, 3.0, status="unconverged", converged=False),
         ]

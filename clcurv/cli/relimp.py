@@ -1,0 +1,283 @@
+"""``clcurv relimp``: flags -> options -> one library call -> report -> exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clcurv.cli.config import announce
+from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
+from clcurv.cli.measure import measure_and_deliver
+from clcurv.cli.messages import Messages
+from clcurv.cli.options import (
+    ArchOption,
+    BaselineOption,
+    BatchFnOption,
+    DebugOption,
+    DeviceOption,
+    DtypeOption,
+    ExitZeroOption,
+    FailOnOption,
+    FormatOption,
+    ImageColumnOption,
+    InconclusiveOption,
+    JsonOption,
+    KeyOption,
+    LabelColumnOption,
+    LabelMapOption,
+    LossOption,
+    MatchByOrderOption,
+    MaxBytesOption,
+    MaxLengthOption,
+    MemoryOption,
+    OnlineOption,
+    OutputOption,
+    PlotOption,
+    QuietOption,
+    RegressionOption,
+    SeedOption,
+    SkipBadOption,
+    SplitOption,
+    TextColumnOption,
+    TrustCodeOption,
+    UnsafePickleOption,
+    VerboseOption,
+    parse_bytes,
+)
+from clcurv.cli.reading import prepare_reading
+from clcurv.cli.relimp_options import (
+    AccumulateOption,
+    AllowedDropOption,
+    BatchSizeOption,
+    CheckpointArgument,
+    CompatOption,
+    CurrentOption,
+    DryRunOption,
+    EpochsOption,
+    EstimatorOption,
+    GradClipOption,
+    HeadOption,
+    LambdaDecayOption,
+    LambdaDownOption,
+    LambdaOption,
+    LambdaUpOption,
+    LayersOption,
+    LrOption,
+    MaxTrialsOption,
+    MomentumOption,
+    MultiplierFormOption,
+    MultipliersOption,
+    OptimizerOption,
+    PastImportanceOption,
+    PastOption,
+    PatienceOption,
+    SamplesMayDifferOption,
+    SamplesOption,
+    SaveImportanceOption,
+    ScheduleOption,
+    SearchOption,
+    StateOption,
+    TauOption,
+    TrainBatchSizeOption,
+    TrainingConfigOption,
+    ValidationOption,
+    WeightDecayOption,
+)
+from clcurv.errors import UsageError
+
+_OF_BOTH = ("current", "look_ahead", "penalty", "shares", "agreement", "search", "tensors")
+
+EPILOG = r"""
+[bold]Examples[/bold]
+
+  clcurv relimp model.pt --past old/ --current new/ --lr 1e-3 --multipliers alpha.safetensors
+
+  clcurv relimp model.pt --past old/ --save-importance imp.safetensors
+
+  clcurv relimp model.pt --past-importance imp.safetensors --current new/ --search --state s.json
+
+  clcurv relimp model.pt --past old/ --current new/ --schedule kappa.json --plot relimp.svg
+
+The checkpoint is not changed. Data of the past are only needed to measure its importance: the
+importance file stands for them from then on. New classes in the current task get new rows of the
+head.
+
+Every option can also be set by CLCURV_ and its name, e.g. CLCURV_EPOCHS=5, or in the nearest
+pyproject.toml under \[tool.clcurv] or \[tool.clcurv.relimp]; the command line wins, then the
+environment.
+
+Exit codes: 0 measured, gates hold · 1 fault of clcurv · 2 usage · 3 input refused · 4 numerical ·
+5 memory or disk · 10 a gate failed · 11 inconclusive · 130/143 interrupted.
+"""
+
+
+def relimp(
+    ctx: typer.Context,
+    checkpoint: CheckpointArgument,
+    past: PastOption = None,
+    past_importance: PastImportanceOption = None,
+    current: CurrentOption = None,
+    split: SplitOption = None,
+    image_column: ImageColumnOption = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    label_map: LabelMapOption = None,
+    max_length: MaxLengthOption = None,
+    samples: SamplesOption = 512,
+    samples_may_differ: SamplesMayDifferOption = False,
+    batch_size: BatchSizeOption = None,
+    skip_bad: SkipBadOption = False,
+    arch: ArchOption = None,
+    key: KeyOption = None,
+    match_by_order: MatchByOrderOption = False,
+    trust_code: TrustCodeOption = False,
+    max_bytes: MaxBytesOption = None,
+    unsafe_pickle: UnsafePickleOption = False,
+    online: OnlineOption = False,
+    head: HeadOption = "model",
+    loss: LossOption = "auto",
+    batch_fn: BatchFnOption = None,
+    estimator: EstimatorOption = None,
+    compat: CompatOption = None,
+    accumulate: AccumulateOption = "mean",
+    tau: TauOption = "scaled-mean",
+    layers: LayersOption = "block",
+    device: DeviceOption = None,
+    dtype: DtypeOption = "float32",
+    seed: SeedOption = 0,
+    memory: MemoryOption = None,
+    dry_run: DryRunOption = False,
+    training_config: TrainingConfigOption = None,
+    optimizer: OptimizerOption = None,
+    lr: LrOption = None,
+    epochs: EpochsOption = None,
+    train_batch_size: TrainBatchSizeOption = None,
+    weight_decay: WeightDecayOption = None,
+    momentum: MomentumOption = None,
+    patience: PatienceOption = None,
+    validation: ValidationOption = None,
+    grad_clip: GradClipOption = None,
+    search: SearchOption = False,
+    state: StateOption = None,
+    allowed_drop: AllowedDropOption = 0.1,
+    max_trials: MaxTrialsOption = 10,
+    lambda_decay: LambdaDecayOption = 0.9,
+    multiplier_form: MultiplierFormOption = "paper",
+    lambda_: LambdaOption = None,
+    lambda_up: LambdaUpOption = None,
+    lambda_down: LambdaDownOption = None,
+    schedule: ScheduleOption = None,
+    multipliers: MultipliersOption = None,
+    save_importance: SaveImportanceOption = None,
+    output_format: FormatOption = "auto",
+    json_: JsonOption = False,
+    output: OutputOption = None,
+    plot: PlotOption = None,
+    fail_on: FailOnOption = None,
+    baseline: BaselineOption = None,
+    fail_on_regression: RegressionOption = None,
+    inconclusive: InconclusiveOption = "fail",
+    exit_zero: ExitZeroOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Find which parameters the next task may change, and how strongly to hold the others.
+
+    Measures the importance of every parameter for the past, trains a temporary copy on the current
+    task, measures again, and recommends a penalty: how much α' holds each parameter, and its
+    weight λ.
+    """
+    options = dict(locals())
+    messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
+    for name in ("ctx", "checkpoint", "debug", "dry_run", "multipliers", "save_importance"):
+        del options[name]
+    announce(ctx.obj, messages)
+    prepare_reading(options, messages)
+    asked = {name: options.pop(name) for name in DELIVERY_OPTIONS if name in options}
+    inputs = (checkpoint, past, current, past_importance, training_config, schedule, label_map)
+    delivery = Delivery.prepare(
+        messages,
+        protected=[str(x) for x in inputs if x is not None],
+        schema="clcurv.relimp",
+        extra_files={
+            "--multipliers": multipliers,
+            "--save-importance": save_importance,
+            "--state": state,
+        },
+        allow_generated=False,
+        **asked,
+    )
+    if memory is not None:
+        options["memory"] = parse_bytes(memory)
+    for name in ("past_importance", "training_config", "schedule", "state"):
+        options[name] = None if options[name] is None else str(options[name])
+    _check(options, multipliers, save_importance, [gate.path.text for gate in delivery.gates])
+
+    def keep(importance: Any) -> None:
+        if save_importance is not None:
+            from clcurv.diagnostics.importance_file import save_importance as save
+
+            save(save_importance, importance)
+            messages.note(f"importance of the past written to {save_importance}")
+
+    def tell(trial: Any) -> None:
+        from clcurv.report.relimp_summary import trial_text
+
+        messages.note(trial_text(trial))
+
+    def files(report: Any) -> list[Extra]:
+        if multipliers is None:
+            return []
+        return [(multipliers, report.save_multipliers, "multipliers")]
+
+    return measure_and_deliver(
+        messages=messages,
+        delivery=delivery,
+        work=lambda pipeline, progress: pipeline.relimp(
+            checkpoint, progress=progress, on_past=keep, on_trial=tell, **options
+        ),
+        plan=(
+            lambda pipeline, progress: pipeline.plan_relimp(
+                checkpoint, progress=progress, **options
+            )
+        )
+        if dry_run
+        else None,
+        extras=files,
+    )
+
+
+def _check(
+    options: dict[str, Any],
+    multipliers: Path | None,
+    save_importance: Path | None,
+    gates: list[str],
+) -> None:
+    """Refuse before the work what cannot be.
+
+    Raises:
+        UsageError: A number out of its range, or options that contradict each other.
+        DataError: A training config that cannot be read.
+    """
+    from clcurv.pipeline.options import RelimpOptions
+    from clcurv.pipeline.relimp_options import check_options, training_options
+
+    if options["current"] is None and options["past"] is not None:
+        if multipliers is not None:
+            raise UsageError(
+                "--multipliers: without the current task there are none", hint="add --current DATA"
+            )
+        if save_importance is None:
+            raise UsageError(
+                "--current is missing: the data of the task to come",
+                hint="or add --save-importance FILE, to measure the past alone",
+            )
+        for path in gates:
+            if path.startswith(_OF_BOTH):
+                raise UsageError(f"the gate on {path} needs --current", hint="add --current DATA")
+    asked = RelimpOptions(**options)
+    check_options(asked)
+    training_options(asked)
