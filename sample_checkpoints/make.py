@@ -2,7 +2,7 @@
 
     python sample_checkpoints/make.py                      # all three, two minutes
     python sample_checkpoints/make.py --only digits_vit    # one of them
-    python sample_checkpoints/make.py --out /tmp/samples   # leave the shipped files alone
+    python sample_checkpoints/make.py --out build/samples   # leave the shipped files alone
 
 One thread and fixed seeds: the same machine and library versions give the same
 files; another CPU may round differently and end a few samples apart. The

@@ -172,6 +172,18 @@ CASES: dict[str, Callable[..., Case]] = {
 }
 
 
+def case_of(name: str) -> Case:
+    """A case in float64, its data included."""
+    case = CASES[name]().double()
+    inputs, targets = case.samples.inputs, case.samples.targets
+    if isinstance(inputs, Tensor):
+        inputs = inputs.double()
+    if targets.is_floating_point():
+        targets = targets.double()
+    case.samples = Samples(inputs, targets)
+    return case
+
+
 def spread(model: nn.Module) -> nn.Module:
     """Weights of size that makes every part matter, also norms and biases."""
     for p in model.parameters():

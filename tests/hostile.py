@@ -19,9 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hostile_pickles as by_hand
+import hostile_safetensors as claims
 import numpy as np
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 TINY = "test_resnet"  # timm's smallest residual network
@@ -172,21 +175,6 @@ def zip_bomb(folder: Path) -> Path:
     return path
 
 
-def safetensors_lie(folder: Path) -> Path:
-    """A header longer than the file."""
-    path = folder / "lie.safetensors"
-    path.write_bytes(struct.pack("<Q", 10_000_000) + b"{}")
-    return path
-
-
-def safetensors_short(folder: Path) -> Path:
-    """A header that claims more data than there is."""
-    path = folder / "short.safetensors"
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}})
-    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"\0" * 16)
-    return path
-
-
 def stride_zero(folder: Path) -> Path:
     """2**40 elements in 1.5 kB."""
     path = folder / "stride.pt"
@@ -230,6 +218,80 @@ def shard_missing(folder: Path) -> Path:
     return _sharded(folder, "missing", {"w": "model-00001-of-00002.safetensors"})
 
 
+def index_twice(folder: Path) -> Path:
+    path = _sharded(folder, "twice", {"w": "a.safetensors"})
+    index = path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"w": "a.safetensors", "w": "b.safetensors"}}')
+    return path
+
+
+def shard_incomplete(folder: Path) -> Path:
+    """The index promises a tensor that its shard does not hold."""
+    path = _sharded(folder, "incomplete", {"w": "a.safetensors", "b": "a.safetensors"})
+    save_file({"w": torch.zeros(2, 2)}, path / "a.safetensors")
+    return path
+
+
+def shard_with_payload(folder: Path) -> Path:
+    path = folder / "bin_folder"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    torch.save({"w": torch.zeros(2), "x": Payload(folder / "canary")}, path / "pytorch_model.bin")
+    return path
+
+
+def pipe(folder: Path) -> Path:
+    """Reading it would wait for ever."""
+    path = folder / "pipe.pt"
+    os.mkfifo(path)
+    return path
+
+
+def pipe_for_config(folder: Path) -> Path:
+    path = folder / "waiting"
+    path.mkdir()
+    os.mkfifo(path / "config.json")
+    save_file({"w": torch.zeros(2)}, path / "model.safetensors")
+    return path
+
+
+def deep_config(folder: Path) -> Path:
+    path = folder / "deep_config"
+    path.mkdir()
+    (path / "config.json").write_text('{"a":' * 200_000)
+    save_file({"w": torch.zeros(2)}, path / "model.safetensors")
+    return path
+
+
+def long_name(folder: Path) -> Path:
+    return folder / ("x" * 5000)
+
+
+def flax_folder(folder: Path) -> Path:
+    path = folder / "flax"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    (path / "flax_model.msgpack").write_bytes(b"\x81\xa6params\x80")
+    return path
+
+
+def deepspeed_folder(folder: Path) -> Path:
+    path = folder / "deepspeed"
+    (path / "global_step10").mkdir(parents=True)
+    (path / "latest").write_text("global_step10")
+    return path
+
+
+def _beginning(name: str, content: bytes) -> Callable[[Path], Path]:
+    def build(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content)
+        return path
+
+    build.__name__ = Path(name).suffix.removeprefix(".") + "_file"
+    return build
+
+
 def peft_folder(folder: Path) -> Path:
     path = folder / "adapter"
     path.mkdir()
@@ -267,6 +329,45 @@ def quantised(folder: Path) -> Path:
     return path
 
 
+def quantised_by_torch(folder: Path) -> Path:
+    path = folder / "qint8.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weight = torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8)
+    torch.save({"layer.weight": weight}, path)
+    return path
+
+
+def quantised_linear_layers(folder: Path) -> Path:
+    """What is left of a model by torch's dynamic quantisation are scales and zero points."""
+    path = folder / "dynamic.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)))
+    torch.save({"epoch": 1, "model": module.state_dict()}, path)
+    return path
+
+
+def quantised_to_4_bits(folder: Path) -> Path:
+    """As GPTQ stores a layer."""
+    path = folder / "gptq.safetensors"
+    layer = {"qweight": torch.zeros(2, 4, dtype=torch.int32), "scales": torch.zeros(1, 4)}
+    save_file({f"model.layers.0.mlp.{name}": t for name, t in layer.items()}, path)
+    return path
+
+
+def sparse(folder: Path) -> Path:
+    path = folder / "sparse.pt"
+    torch.save({"layer.weight": torch.eye(4).to_sparse()}, path)
+    return path
+
+
+def without_values(folder: Path) -> Path:
+    path = folder / "meta.pt"
+    torch.save({"layer.weight": torch.zeros(4, 4, device="meta")}, path)
+    return path
+
+
 def not_a_state_dict(folder: Path) -> Path:
     path = folder / "list.pt"
     torch.save([1, 2, 3], path)
@@ -285,13 +386,47 @@ def nan_weights(folder: Path) -> Path:
 HOSTILE: dict[str, Callable[[Path], Path]] = {
     build.__name__: build
     for build in (
-        *(wrong_path, empty, empty_folder, lfs_pointer, html, json_file),
+        *(wrong_path, long_name, empty, empty_folder, pipe, lfs_pointer, html, json_file),
         *(truncated_zip, truncated_legacy, torchscript, exported_program),
         *(pickled_module, pickled_module_legacy, pickle_payload, plain_pickle),
         *(npz, gzipped, tarred, zipped_folder, zip_bomb),
-        *(safetensors_lie, safetensors_short, stride_zero, overlapping, legacy_claim),
-        *(shard_outside, shard_absolute, shard_missing),
-        *(peft_folder, dcp_folder, remote_code, quantised, not_a_state_dict, nan_weights),
+        _beginning("model.onnx", b"\x08\x08\x12\x07pytorch\x1a\x052.1.0"),
+        _beginning("model.gguf", b"GGUF\x03\0\0\0"),
+        _beginning("model.h5", b"\x89HDF\r\n\x1a\n"),
+        _beginning("model.msgpack", b"\x81\xa6params\x80"),
+        *(
+            claims.safetensors_lie,
+            claims.safetensors_short,
+            claims.safetensors_twice,
+            claims.safetensors_overlap,
+        ),
+        *(
+            claims.safetensors_hole,
+            claims.safetensors_overflow,
+            claims.safetensors_deep,
+            claims.safetensors_header,
+        ),
+        *(stride_zero, overlapping, legacy_claim),
+        *(by_hand.storage_beyond_file, by_hand.storage_beyond_old_file),
+        *(by_hand.view_beyond_storage, by_hand.tensor_beyond_storage, by_hand.negative_storage),
+        *(by_hand.lost_storage, by_hand.deep_tuples, by_hand.laughing_dicts, by_hand.own_parent),
+        by_hand.two_names,
+        *(by_hand.codec_bomb, by_hand.buffer_bomb, by_hand.numpy_bomb, by_hand.numpy_type_lie),
+        *(by_hand.tensor_constructor, by_hand.endless_lists, by_hand.copies),
+        *(by_hand.payload_by_protocol_4, by_hand.two_folders, by_hand.two_cases),
+        by_hand.huge_directory,
+        *(
+            shard_outside,
+            shard_absolute,
+            shard_missing,
+            index_twice,
+            shard_incomplete,
+            shard_with_payload,
+        ),
+        *(pipe_for_config, deep_config, flax_folder, deepspeed_folder),
+        *(peft_folder, dcp_folder, remote_code, not_a_state_dict, nan_weights),
+        *(quantised, quantised_by_torch, quantised_linear_layers, quantised_to_4_bits),
+        *(sparse, without_values),
     )
 }
 

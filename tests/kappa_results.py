@@ -48,8 +48,8 @@ def make_result(sensitivities, *, numel=None, stderr=None, head=None, layers=Non
     base = {
         "layers": tuple(layers),
         "kappa": max(body) / min(body) if body else None,
-        "kappa_low": None,
-        "kappa_high": None,
+        "kappa_low": max(body) / min(body) if body else None,
+        "kappa_high": max(body) / min(body) if body else None,
         "p90_p10": None,
         "status": "ok",
         "reason": "",

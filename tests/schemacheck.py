@@ -61,6 +61,8 @@ def violations(value: Any, schema: Mapping[str, Any]) -> list[str]:
             holds = value in (rule if word == "enum" else [rule])
         elif word == "minimum":
             holds = value >= rule
+        elif word == "maximum":
+            holds = value <= rule
         elif word == "exclusiveMinimum":
             holds = value > rule
         elif word in ("minItems", "minLength"):

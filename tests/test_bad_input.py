@@ -133,7 +133,7 @@ def test_hostile_checkpoints(name: str, tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "in").rglob("*"))}
     ran = program("kappa", path, "--data", VIT[2], *outputs(tmp_path / "out"))
     line = refused(ran, EXIT_CODE[name], tmp_path / "out")
-    assert name == "nan_weights" or path.name in line  # which file
+    assert name == "nan_weights" or path.name[:50] in line  # which file
     assert {p: p.stat().st_mtime_ns for p in sorted((tmp_path / "in").rglob("*"))} == before
     assert not list(tmp_path.rglob("canary"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -16,13 +17,15 @@ from torch import nn
 from clcurv import errors
 from clcurv.cli.app import app
 from clcurv.report import gate
-from clcurv.report.document import KappaDocument, write_json
+from clcurv.report.document import write_json
 from clcurv.report.gate import parse_gate
+from clcurv.report.kappa_document import KappaDocument
+from clcurv.report.registry import REPORTS, document_class
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # What the benchmark writes there has options of its own.
-OWN = re.sub(r"<!-- peers:begin -->.*?<!-- peers:end -->", "", README, flags=re.DOTALL)
+OWN = re.sub(r"<!-- ([\w-]*peers):begin -->.*?<!-- \1:end -->", "", README, flags=re.DOTALL)
 PROGRAM = typer.main.get_command(app)
 
 
@@ -38,7 +41,7 @@ def commands():
     """Every `clcurv COMMAND ...` of the shell and YAML blocks, as its words."""
     found = []
     for block in blocks("sh", OWN) + blocks("yaml", OWN):
-        for line in re.findall(r"(?<![\w-])clcurv (?:kappa|show|schema) .*", block):
+        for line in re.findall(rf"(?<![\w-])clcurv (?:{'|'.join(PROGRAM.commands)}) .*", block):
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;>")
             lexer.whitespace_split = True
             words = list(lexer)
@@ -53,8 +56,10 @@ def options(command):
 
 
 def test_every_option_in_the_readme_exists():
-    known = set().union(*(options(c) for c in (PROGRAM, *PROGRAM.commands.values())))
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", OWN))
+    every = [PROGRAM, *PROGRAM.commands.values()]
+    every += [c for group in every[1:] for c in getattr(group, "commands", {}).values()]
+    known = set().union(*(options(c) for c in every))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", OWN))
     assert len(named) > 20
     assert named - known == set()
 
@@ -69,7 +74,21 @@ def test_the_program_takes_every_command(words):
     name, *arguments = words
     with PROGRAM.commands[name].make_context(name, arguments) as context:
         for expression in context.params.get("fail_on") or ():
-            parse_gate(expression)
+            assert any(is_gate(expression, kind) for kind in documents(name))
+
+
+def documents(command):
+    """The reports that a command may be about."""
+    own = {"kappa": ["clcurv.schedule"], "spectrum": ["clcurv.spectrum"]}
+    return [document_class(schema) for schema in own.get(command, REPORTS)]
+
+
+def is_gate(expression, document):
+    try:
+        parse_gate(expression, document=document)
+    except errors.UsageError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -250,6 +269,51 @@ def test_importance_consumer(place):
     )
     stem = report_on(place.model).groups[0]  # all moved by 1, the others not at all
     assert done.loss.item() == pytest.approx(stem.lambda_ * stem.numel)
+
+
+def test_l2er_consumer(place):
+    (code,) = blocks("python", section("A stream of tasks"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    document = {
+        "schema": "clcurv.l2er", "schema_version": "1.0",
+        "tool": {"name": "clcurv", "version": "0"},
+        "created": "2026-01-01T00:00:00Z", "command": None, "verdict": "collapsed", "evidence": "",
+        "arch": "", "stream": "", "weight_decay": 1e-3, "er_lr": 1e-2, "er_every": 2,
+        "er_layers": ["2"], "window": 20, "order": [], "lr": 0.1,
+        "objective": {"lambda": 5e-4, "beta": 5e-2}, "derivation": "",
+    }  # fmt: skip
+    Path("l2er.json").write_text(json.dumps(document))
+    loader = [(torch.randn(10, 6), torch.randint(3, (10,))) for _ in range(4)]
+    names = {
+        "model": model,
+        "optimizer": optimizer,
+        "loader": loader,
+        "cross_entropy": nn.functional.cross_entropy,
+    }
+    exec(code, names)
+    assert names["reg"].steps == 2
+
+
+def test_penalty_consumer(place):
+    from clcurv.training.multipliers import save_multipliers
+
+    (code,) = blocks("python", section("Parameters the next task may change"))
+    model = nn.Sequential(nn.Linear(4, 3))
+    tensors = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    save_multipliers("alpha.safetensors", tensors, lambda_=2.0, about={})
+    names = {
+        "model": model,
+        "x": torch.randn(5, 4),
+        "y": torch.randint(3, (5,)),
+        "cross_entropy": nn.functional.cross_entropy,
+    }
+    exec(code, names)
+    assert float(names["penalty"].penalty().detach()) == 0.0
+    with torch.no_grad():
+        model[0].bias += 1
+    assert float(names["penalty"].penalty().detach()) == pytest.approx(3.0)  # 2/2 · 3 · 1²
 
 
 def test_python_api(place):

