@@ -110,10 +110,15 @@ def _from_hugging_face(
     where, population = "given data set", None
     if not hasattr(data, "num_rows"):
         asked = (columns, modality, needs_labels)
-        with quiet_datasets():
-            data, population, note = sample_rows(
-                data, where, asked, n=n, seed=seed, limit=most_rows(n, table=True)
-            )
+        try:
+            with quiet_datasets():
+                data, population, note = sample_rows(
+                    data, where, asked, n=n, seed=seed, limit=most_rows(n, table=True)
+                )
+        except ClcurvError:
+            raise
+        except Exception as error:  # damaged files, and what the user maps over the rows
+            raise DataError(f"the {where} cannot be read ({_cause(error)})") from error
         notes += (note,)
     return table_source(
         data,

@@ -136,14 +136,14 @@ def table_source(
         raise DataError(f"{where}: the table has no rows")
     label = label_columns(table.column_names, where, columns, needs_labels)
     inputs, kind = input_columns(table, where, columns, modality, label)
-    labels, class_names = _labels(table, label) if label else (None, None)
+    labels, class_names = _labels(table, label, where) if label else (None, None)
     values = table.select_columns(list(inputs))
     for name in inputs:
         if isinstance(values.features[name], datasets.Image):
             values = values.cast_column(name, datasets.Image(decode=False))
 
     def read(row: int) -> Any:
-        record = values[row]
+        record = _record(values, row, where)
         cells = [record[name] for name in inputs]
         return _cell(cells, kind, folder, f"{where}: row {row}")
 
@@ -328,14 +328,33 @@ def _uncounted() -> Iterator[None]:
 
 
 def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:
+    return DataError(f"{path}: cannot be read as {kind}: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return DataError(f"{path}: cannot be read as {kind}: {reason}")
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _labels(table: Any, names: Sequence[str]) -> tuple[list[Any], tuple[str, ...] | None]:
-    columns = table.select_columns(list(names))[:]
+def _record(table: Any, row: int, where: str) -> dict[str, Any]:
+    # Arrow checks neither text nor nested values when it loads, only when a cell is asked for.
+    try:
+        record: dict[str, Any] = table[row]
+    except Exception as error:
+        raise DataError(f"{where}: row {row} cannot be read: {_reason(error)}") from error
+    return record
+
+
+def _labels(
+    table: Any, names: Sequence[str], where: str
+) -> tuple[list[Any], tuple[str, ...] | None]:
+    table = table.select_columns(list(names))
+    try:
+        columns = table[:]
+    except Exception:  # some cell: read one by one, the error names its row
+        records = [_record(table, row, where) for row in range(table.num_rows)]
+        columns = {name: [record[name] for record in records] for name in names}
     if len(names) > 1:
         rows = zip(*(columns[name] for name in names), strict=True)
         return [None if None in row else list(row) for row in rows], None

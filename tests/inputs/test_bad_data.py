@@ -11,12 +11,14 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datamakers import image_folder, image_model, picture
 from hypothesis import HealthCheck, given, settings
@@ -365,3 +367,61 @@ def test_damaged_images(form: str, data: st.DataObject) -> None:
     except DataError as error:
         refused = str(error)
     assert image.width > 0 if refused is None else "\n" not in refused
+
+
+def undecodable(folder: Path, form: str, column: str) -> Path:
+    """Four rows of image and label; the third cell of one column is not UTF-8."""
+    (folder / "data").mkdir()
+    for i in range(4):
+        picture(i).save(folder / "data" / f"{i}.png")
+    cells = {"image": [b"0.png", b"1.png", b"2.png", b"3.png"], "label": [b"0", b"1", b"0", b"1"]}
+    cells[column][2] = b"\xb2" + cells[column][2]
+    if form == "jsonl":
+        rows = zip(cells["image"], cells["label"], strict=True)
+        path = folder / "data" / "rows.jsonl"
+        path.write_bytes(b"\n".join(b'{"image": "%s", "label": "%s"}' % row for row in rows))
+        return path
+    strings = {
+        name: pa.array(column, pa.binary()).view(pa.string()) for name, column in cells.items()
+    }
+    table = pa.table(strings)
+    if form == "parquet":
+        pq.write_table(table, folder / "data" / "rows.parquet")
+    elif form == "arrow":
+        with (
+            pa.OSFile(str(folder / "data" / "rows.arrow"), "wb") as file,
+            pa.ipc.new_file(file, table.schema) as writer,
+        ):
+            writer.write_table(table)
+    else:
+        datasets.Dataset(table).save_to_disk(str(folder / "data" / "saved"))
+        for i in range(4):
+            picture(i).save(folder / "data" / "saved" / f"{i}.png")
+        return folder / "data" / "saved"
+    return folder / "data" / f"rows.{form}"
+
+
+@pytest.mark.parametrize("column", ["image", "label"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow", "saved"])
+def test_a_cell_that_is_not_utf_8_is_a_bad_row(tmp_path: Path, form: str, column: str) -> None:
+    path = undecodable(tmp_path, form, column)
+    # Of these four, `datasets` looks only at arrow files while it loads.
+    said = "(?i)utf-?8.* index 2" if form == "arrow" else "row 2 cannot be read: 'utf-8' codec"
+    with pytest.raises(DataError, match=said) as caught:
+        load_samples(path, image_model())
+    assert "\n" not in str(caught.value)
+    if column == "image" and form != "arrow":
+        kept = load_samples(path, image_model(), skip_bad=True)
+        assert len(kept) == 3
+        assert "row 2" in kept.skipped[0]
+
+
+def test_a_stream_that_breaks_is_refused() -> None:
+    def rows() -> Iterator[dict[str, object]]:
+        yield {"image": np.zeros((8, 8, 3), np.uint8), "label": 0}
+        raise KeyError("the\nshard")
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    with pytest.raises(DataError, match="the given data set cannot be read") as caught:
+        load_samples(stream, image_model())
+    assert "\n" not in str(caught.value)
