@@ -15,6 +15,7 @@ import typer
 from clcurv.cli import inspect, kappa, relimp, schema, show, spectrum, stream
 from clcurv.cli.config import load_defaults
 from clcurv.cli.delivery import give_up_stdout
+from clcurv.cli.given import source_of
 from clcurv.cli.messages import Messages
 from clcurv.errors import ClcurvError, InputError, ResourceError, UsageError
 
@@ -137,10 +138,15 @@ def _usage_error(error: Exception) -> UsageError:
     """The parser's complaint in our form: one line, and one thing to try."""
     close = getattr(error, "possibilities", None)
     message = error.message if close else error.format_message()  # type: ignore[attr-defined]
-    message = message.replace("Value error, ", "")
-    ctx = getattr(error, "ctx", None)
+    message = message.replace("Value error, ", "").rstrip(".")
+    message = message[:1].lower() + message[1:]
+    ctx, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if ctx is not None and parameter is not None:
+        origins = {"ENVIRONMENT": parameter.envvar, "DEFAULT_MAP": "pyproject.toml"}
+        origin = origins.get(source_of(ctx, parameter.name))
+        message = f"{origin}: {message}" if origin else message
     command = ctx.command_path if ctx is not None else "clcurv"
     return UsageError(
-        message[:1].lower() + message[1:].rstrip("."),
+        message,
         hint=f"did you mean {' or '.join(close)}?" if close else f"{command} --help",
     )

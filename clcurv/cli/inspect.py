@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
+from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages, ProgressCallback
 from clcurv.cli.options import (
@@ -120,7 +120,7 @@ def inspect(
     options = dict(locals())
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     del options["ctx"], options["checkpoint"], options["debug"]
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
     prepare_reading(options, messages)
     asked: dict[str, Any] = dict.fromkeys(DELIVERY_OPTIONS)
     asked |= {"inconclusive": "fail", "allow_generated": False, "exit_zero": False}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
+from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
@@ -245,7 +245,7 @@ def kappa(
     options = dict(locals())
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     del options["ctx"], options["checkpoint"], options["debug"]
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
     prepare_reading(options, messages)
     inputs = (checkpoint, data, new_data, label_map)
     delivery = Delivery.prepare(

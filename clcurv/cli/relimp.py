@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
+from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
@@ -194,7 +194,7 @@ def relimp(
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     for name in ("ctx", "checkpoint", "debug", "dry_run", "multipliers", "save_importance"):
         del options[name]
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
     prepare_reading(options, messages)
     asked = {name: options.pop(name) for name in DELIVERY_OPTIONS if name in options}
     inputs = (checkpoint, past, current, past_importance, training_config, schedule, label_map)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
+from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
     AllowGeneratedOption,
@@ -58,7 +58,7 @@ def show(
     """Show a saved report again, as a table, Markdown or a figure, and judge it by new gates."""
     asked = {name: value for name, value in locals().items() if name in DELIVERY_OPTIONS}
     messages = Messages.create(quiet=quiet, verbose=verbose)
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
 
     from clcurv.report.reader import load_report
 

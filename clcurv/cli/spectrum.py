@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
+from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
@@ -283,7 +283,7 @@ def spectrum(
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     for name in ("ctx", "checkpoints", "debug", "l2er", "dry_run"):
         del options[name]
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
     prepare_reading(options, messages)
     asked = {name: options.pop(name) for name in DELIVERY_OPTIONS if name in options}
     inputs = (*checkpoints, stream, data, reference, label_map)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from clcurv.cli.chatter import quiet_libraries
-from clcurv.cli.config import announce
 from clcurv.cli.delivery import result_console, stdout_errors, write_stdout
+from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
 from clcurv.cli.options import (
     DATA,
@@ -115,7 +115,7 @@ def stream(
 ) -> int:
     """Resolve a stream of tasks: samples, classes, label histogram and digest of each task."""
     messages = Messages.create(quiet=quiet, verbose=verbose)
-    announce(ctx.obj, messages)
+    begin(ctx, messages)
     if json_ and output_format == "table":
         raise UsageError("--json contradicts --format table", hint="give one of them")
     if output is not None:

@@ -130,7 +130,7 @@ def test_a_regression_against_a_baseline(
         (["-o", "model.pt"], 2, "would overwrite the input"),
         (["--data", "d.npz", "-o", "d.npz"], 2, "would overwrite the input"),
         (["--new-data", "new", "-o", "new"], 2, "would overwrite the input"),
-        (["--label-map", "l.json", "-o", "l.json"], 2, "would overwrite the input"),
+        (["--data", "d", "--label-map", "l.json", "-o", "l.json"], 2, "would overwrite the input"),
         (["--plot", "a.txt"], 2, "suffix"),
         (["--plot", "a"], 2, "suffix"),
         (["-o", "a.svg", "--plot", "a.svg"], 2, "both name"),

@@ -87,8 +87,8 @@ def test_every_flag_reaches_the_library(program: Any, library: Any, tmp_path: Pa
         "--device", "cpu", "--dtype", "float64", "--seed", "5", "--memory", "2GB",
         "--training-config", "train.yaml", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "4",
         "--train-batch-size", "8", "--weight-decay", "0.01", "--momentum", "0.5", "--patience",
-        "0", "--validation", "0.3", "--grad-clip", "1", "--allowed-drop", "0.2", "--max-trials",
-        "4", "--lambda-decay", "0.5", "--multiplier-form", "code", "--lambda", "3",
+        "0", "--validation", "0.3", "--grad-clip", "1", "--multiplier-form", "code",
+        "--lambda", "3",
         "--lambda-up", "4", "--lambda-down", "0.5", "--schedule", "k.json",
         "--batch-fn", "b.py:f", "--label-map", "m.json",
         "--max-length", "6", "--max-bytes", "1GB", "--online", "--unsafe-pickle",
@@ -105,12 +105,23 @@ def test_every_flag_reaches_the_library(program: Any, library: Any, tmp_path: Pa
         "layers": "module", "device": "cpu", "dtype": "float64", "seed": 5, "memory": 2 * 10**9,
         "training_config": "train.yaml", "optimizer": "sgd", "lr": 0.1, "epochs": 4,
         "train_batch_size": 8, "weight_decay": 0.01, "momentum": 0.5, "patience": 0,
-        "validation": 0.3, "grad_clip": 1.0, "search": False, "state": None, "allowed_drop": 0.2,
-        "max_trials": 4, "lambda_decay": 0.5, "batch_fn": "b.py:f", "multiplier_form": "code",
+        "validation": 0.3, "grad_clip": 1.0, "search": False, "state": None, "allowed_drop": 0.1,
+        "max_trials": 10, "lambda_decay": 0.9, "batch_fn": "b.py:f", "multiplier_form": "code",
         "lambda_": 3.0, "lambda_up": 4.0, "lambda_down": 0.5, "schedule": "k.json",
         "label_map": Path("m.json"), "max_length": 6, "max_bytes": 10**9, "online": True,
         "unsafe_pickle": True,
     }  # fmt: skip
+
+
+def test_flags_of_the_search_reach_the_library(program: Any, library: Any) -> None:
+    ran = program(
+        *COMMAND, "--search", "--state", "s.json", "--allowed-drop", "0.2", "--max-trials", "4",
+        "--lambda-decay", "0.5",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    options = library.calls[0][1]
+    found = [options[k] for k in ("search", "state", "allowed_drop", "max_trials", "lambda_decay")]
+    assert found == [True, "s.json", 0.2, 4, 0.5]
 
 
 def test_options_from_the_environment_and_the_nearest_pyproject(
