@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
+HEAD = 4096
+"""Bytes of a file that tell what it is."""
 FORMATS = (
     "give an image folder, npz, csv, tsv, json(l), parquet, arrow, WebDataset tars or a "
     "save_to_disk folder"
@@ -76,7 +79,7 @@ def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv"
         DataError: It is empty or nothing that is read as data, saying what it is instead.
     """
     with path.open("rb") as file:
-        head = file.read(4096)
+        head = file.read(HEAD)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
         raise DataError(f"{path}: the file is empty ({path.stat().st_size} bytes)")
@@ -97,8 +100,18 @@ def sniff(path: Path) -> Literal["npz", "parquet", "arrow", "json", "csv", "tsv"
         raise DataError(f"{path}: {what} is not read as data", hint=FORMATS)
     if text[:1] in (b"{", b"[") and path.suffix.lower() not in (".csv", ".tsv"):
         return "json"
-    first_line = text.splitlines()[0]
-    return "tsv" if first_line.count(b"\t") > first_line.count(b",") else "csv"
+    return "tsv" if separator_of(head) == "\t" else "csv"
+
+
+def separator_of(head: bytes) -> str:
+    """What separates the columns of a text table: the commonest in its first line, outside quotes.
+
+    Args:
+        head: The beginning of the file.
+    """
+    first_line = (head.lstrip(b"\xef\xbb\xbf \t\r\n").splitlines() or [b""])[0]
+    bare = re.sub(rb'"[^"]*"', b"", first_line)
+    return max(",\t;|", key=lambda mark: bare.count(mark.encode()))
 
 
 def _foreign(head: bytes) -> str | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from clcurv.errors import DataError, UnsafeFileError
 from clcurv.inputs.columns import input_columns, label_columns, used
-from clcurv.inputs.source import SPLITS, Columns, Kind, Source, sniff
+from clcurv.inputs.source import HEAD, SPLITS, Columns, Kind, Source, separator_of, sniff
 from clcurv.inputs.streamed import sample_rows
 from clcurv.inputs.tablecheck import check_table
 
@@ -296,8 +296,9 @@ def _load(files: Sequence[Path], cache: Path, *, streaming: bool) -> tuple[Any, 
     options: dict[str, Any] = {}
     if builder == "csv":
         # "NA", "null" and "None" are words in a text table; only an empty cell is missing.
-        options = {"sep": "\t" if kind == "tsv" else ",", "keep_default_na": False}
-        options["na_values"] = [""]
+        with files[0].open("rb") as file:
+            separator = separator_of(file.read(HEAD))
+        options = {"sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
         with _uncounted():
             table = datasets.load_dataset(

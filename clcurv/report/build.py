@@ -102,7 +102,7 @@ def kappa_document(
             for x in result.cross_check
         ),
         warnings=unique(
-            [*warnings, *schedule.warnings, *_near_chance(result), *_disagreements(result)]
+            [*warnings, *schedule.warnings, *_near_chance(result, samples), *_disagreements(result)]
         ),
     )
 
@@ -223,8 +223,10 @@ def _group(layer_id: int, layer: LayerSensitivity, advice: GroupAdvice) -> Group
     )
 
 
-def _near_chance(result: KappaResult) -> list[str]:
-    if not near_chance(result.accuracy, result.chance):
+def _near_chance(result: KappaResult, samples: Samples | None) -> list[str]:
+    # Labels drawn from the model itself say how certain it is, not how good.
+    drawn = samples is not None and samples.label_source == "model"
+    if drawn or not near_chance(result.accuracy, result.chance):
         return []
     return [
         f"{near_chance_text(result.accuracy, result.chance)}: are the weights, the labels and the "

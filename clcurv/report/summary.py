@@ -8,7 +8,7 @@ from clcurv.report.parts import model_text
 from clcurv.report.text import interval, number, percent, printable
 
 if TYPE_CHECKING:
-    from clcurv.report.kappa_document import KappaDocument
+    from clcurv.report.kappa_document import CrossCheckInfo, KappaDocument
 
 OUTCOME_WORDS = {"pass": "holds", "fail": "FAILED", "inconclusive": "inconclusive"}
 
@@ -41,7 +41,7 @@ def heading(doc: KappaDocument) -> list[tuple[str, str]]:
 
 
 def findings(doc: KappaDocument) -> list[tuple[str, str]]:
-    """Label and text: κ, direction, γ, regret."""
+    """Label and text: κ, direction, γ, regret, PyHessian's numbers."""
     kappa, schedule = doc.kappa, doc.schedule
     rows = []
     if kappa.value is None:
@@ -58,8 +58,19 @@ def findings(doc: KappaDocument) -> list[tuple[str, str]]:
         regret = f"at most {percent(schedule.regret_bound)}"
         if schedule.regret_measured is not None:
             regret += f", {percent(schedule.regret_measured)} for the new task"
+        if schedule.direction == "flat":
+            regret += "; without a trend over depth no schedule here saves it"
         rows.append(("cost of uniform λ", regret))
+    if doc.cross_check:
+        rows.append(("cross-check", "; ".join(map(_both_values, doc.cross_check))))
     return rows
+
+
+def _both_values(check: CrossCheckInfo) -> str:
+    text = f"{printable(check.name)} {number(check.s)}, PyHessian {number(check.s_pyhessian)}"
+    if check.relative_difference is None:
+        return text
+    return f"{text} ({100 * check.relative_difference:.2f} % apart)"
 
 
 def direction_text(doc: KappaDocument) -> str:

@@ -66,6 +66,22 @@ ROWS = [{"text": f"the {w} sat", "label": i % 2} for i, w in enumerate(["cat", "
 FORMS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow", "saved", "saved_dict", "folder"]
 
 
+@pytest.mark.parametrize("mark", [",", ";", "|", "\t"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_what_separates_columns_is_seen_in_the_first_line(
+    tmp_path: Path, bert_model: LoadedModel, mark: str, suffix: str, start: str
+) -> None:
+    """A spreadsheet's csv in half of Europe has semicolons; texts hold the other marks."""
+    path = tmp_path / f"data.{suffix}"
+    rows = [f'"the cat, the dog; the | and \t {i}"{mark}{i % 2}' for i in range(6)]
+    path.write_text(start + "\n".join([f'"text"{mark}label', *rows]), "utf-8")
+    plain = write_texts(tmp_path, "jsonl", [
+        {"text": f"the cat, the dog; the | and \t {i}", "label": i % 2} for i in range(6)
+    ])  # fmt: skip
+    assert load_samples(path, bert_model).digest == load_samples(plain, bert_model).digest
+
+
 # --- the sample ----------------------------------------------------------------------------
 
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from kappa_results import make_document, make_layer
 
 from clcurv.errors import CorruptFileError, InputError, UsageError
+from clcurv.inputs.dataset import Samples
 from clcurv.report.document import to_json, write_json
 from clcurv.report.kappa_document import KappaDocument
 from clcurv.report.reader import load_document
@@ -170,6 +172,14 @@ def test_warns_near_chance_and_where_pyhessian_disagrees():
         "cross-check: a: s 1, PyHessian 1.05, 5.0% apart"
     ]
     assert not any("chance" in w for w in make_document([3.0, 2.0, 1.0]).warnings)
+
+
+def test_labels_drawn_from_the_model_say_nothing_about_chance():
+    drawn = Samples(
+        inputs=torch.zeros(4, 2), targets=torch.zeros(4), source="generated", label_source="model"
+    )
+    doc = make_document([3.0, 2.0, 1.0], accuracy=0.12, document={"samples": drawn})
+    assert not any("near chance" in w for w in doc.warnings)
 
 
 def test_takes_the_loaded_model_weights_and_samples(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from kappa_results import make_document, make_layer
 from rich.console import Console
 
+from clcurv.diagnostics.kappa import CrossCheck
 from clcurv.report.gate import evaluate, parse_gate
 from clcurv.report.reader import load_document
 from clcurv.report.render import print_table, render_annotations, render_github, render_markdown
@@ -50,6 +51,21 @@ def test_shows_every_column_and_fact():
     assert "at most 93.7 %" in text  # 1 − 2√1000/1001
     assert "Protect early layers" in text
     assert "head (head)" in text
+
+
+def test_both_numbers_of_the_cross_check():
+    checks = (CrossCheck("a", 2.5, 2.5005, 0.0002), CrossCheck("b", 1.0, 1.05, 0.05))
+    doc = sample(cross_check=checks)
+    said = "a 2.50, PyHessian 2.50 (0.02 % apart); b 1.00, PyHessian 1.05 (5.00 % apart)"
+    assert said in show(doc, width=170)
+    assert "a 2.50, PyHessian 2.50" in render_markdown(doc)
+
+
+def test_a_bound_without_a_trend_is_no_advice():
+    flat = make_document([10.0, 1.0, 1.0, 10.0])
+    assert flat.schedule.direction == "flat"
+    assert "without a trend over depth no schedule here saves it" in show(flat, width=170)
+    assert "no schedule here" not in show(sample(), width=170)
 
 
 @pytest.mark.parametrize("name", ["bert.encoder.layer", "backbone.encoder.layer"])
