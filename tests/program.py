@@ -75,7 +75,7 @@ def process(*arguments: object, folder: Path, **options: Any) -> Ran:
     """Runs ``python -m clcurv ARGUMENTS`` in a folder."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     done = subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), timeout=120, check=False, **options
+        command(*arguments), cwd=folder, env=environment(), timeout=300, check=False, **options
     )
     return Ran(done.returncode, done.stdout or "", done.stderr or "")
 

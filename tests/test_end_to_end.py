@@ -524,7 +524,7 @@ def test_ctrl_c_writes_the_partial_report(tmp_path: Path) -> None:
         if "all data" in line:
             break
     started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=300)
     assert started.returncode == 130, (seen, err)
     assert "clcurv: error: interrupted\nhint: the report is partial\n" in err
     assert "Traceback" not in err

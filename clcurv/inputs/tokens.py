@@ -21,6 +21,8 @@ _SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
 _CHARACTERS = 2000  # per token; what is behind them in a text would be cut off anyway
 _UNLIMITED = 1 << 20  # tokenizers without a maximum state 1e30
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece*", "*.model", "*.tiktoken")
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -84,6 +86,8 @@ def load_tokenizer(loaded: LoadedModel) -> Any | None:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # a damaged tokenizer surfaces as any type
+        if not any(next(Path(folder).glob(name), None) for name in _TOKENIZER_FILES):
+            return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"{folder}: its tokenizer cannot be loaded ({reason})") from error
     files = {*tokenizer.vocab_files_names.values(), "tokenizer.json"}

@@ -43,7 +43,7 @@ def command(tmp_path: Path, document: KappaDocument, monkeypatch: pytest.MonkeyP
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    return subprocess.run(command, timeout=60, check=False, **options)
+    return subprocess.run(command, timeout=300, check=False, **options)
 
 
 def test_what_compiled_code_prints_stays_out_of_the_result(
@@ -83,7 +83,7 @@ def test_sigterm_while_measuring(command: list[str], monkeypatch: pytest.MonkeyP
     assert process.stderr is not None
     assert any("measuring" in line for line in iter(process.stderr.readline, ""))
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (143, "")
     assert err.endswith("clcurv: error: interrupted\n")
     assert "Traceback" not in err

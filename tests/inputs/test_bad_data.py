@@ -216,7 +216,7 @@ def test_bad_data_cost_no_memory(tmp_path: Path, made: Callable[[str], Path]) ->
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr
