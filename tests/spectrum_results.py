@@ -95,7 +95,9 @@ def make_modes(share=0.9, **changes):
     return FastModes(**{**base, **changes})
 
 
-def make_task(index, fraction=0.05, *, erank=30.0, share=0.9, **changes):
+def make_task(
+    index, fraction=0.05, *, erank=30.0, share=0.9, share_stderr=None, erank_stderr=None, **changes
+):
     base = {
         "index": index,
         "name": f"task-{index}",
@@ -108,8 +110,11 @@ def make_task(index, fraction=0.05, *, erank=30.0, share=0.9, **changes):
         "accuracy": 0.52,
         "chance": 0.5,
         "spectrum": make_spectrum(fraction),
-        "fast_modes": make_modes(share),
-        "features": (make_features(erank), make_features(erank / 2, name="body.4")),
+        "fast_modes": make_modes(share, share_stderr=share_stderr),
+        "features": (
+            make_features(erank, erank_stderr=erank_stderr),
+            make_features(erank / 2, name="body.4", erank_stderr=erank_stderr),
+        ),
         "gradient_norm": 0.7,
         "cost_gradients": 100.0,
         "seconds": 2.0,

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clcurv.curvature.influence import share_influence, stderr_of
 from clcurv.curvature.objective import Objective, forward
 from clcurv.curvature.operators import pullback
 from clcurv.curvature.quadrature import Rule, lanczos, norm
@@ -116,7 +117,8 @@ def _by_gram(work: Work, band: tuple[float, float], tell: Progress) -> FastModes
     rows = gram_rows("ggn", work.model, work.parameters, work.chunks(), work.objective)
     values, vectors = torch.linalg.eigh(gram(rows))
     start, each = within_memory(lambda size: _residual(work, work.samples.split(size)), work.chunk)
-    energies = (vectors.T @ start.cpu()).square().numpy()
+    start = start.cpu()
+    energies = (vectors.T @ start).square().numpy()
     mu = values.numpy()
     tell("gram matrix", 1, 1)
     total = float(each.sum())
@@ -124,9 +126,15 @@ def _by_gram(work: Work, band: tuple[float, float], tell: Progress) -> FastModes
     slope = np.maximum(mu, 0.0) * energies
     noise = resolution(work, float(mu[-1]))
     status, reason = _judged(band[0], noise, total)
+    error = None
+    if total > 0:
+        influence = share_influence(values, vectors, start, torch.from_numpy(inside))
+        by_term = influence.reshape(len(each), -1).sum(1)
+        error = stderr_of(by_term.numpy(), _terms_by_sample(work))
     return FastModes(
         lower=band[0],
         upper=band[1],
+        share_stderr=error,
         share=float(energies[inside].sum()) / total if total > 0 else 0.0,
         count=float(inside.sum()),
         half_steps=None,
@@ -188,6 +196,11 @@ def _by_lanczos(
         cost_gradients=work.cost(full) + 4 / 3,
         notes=(*_notes(each), *dict.fromkeys(full.notes)),
     )
+
+
+def _terms_by_sample(work: Work) -> list[int]:
+    targets = work.samples.targets
+    return [work.objective.terms(targets[i : i + 1]) for i in range(len(targets))]
 
 
 def _shares(rule: Rule, band: tuple[float, float], scale: float) -> tuple[float, float]:

@@ -103,6 +103,8 @@ class FastModes:
     Attributes:
         lower, upper: A mode μ of the loss-weighted Gram matrix is fast in [lower, upper].
         share: Part of the residual's squared norm in them.
+        share_stderr: Its standard error over the data, which modes are fast taken as given; None
+            with Lanczos steps.
         count: Number of fast modes; None where it was not counted.
         half_steps: `share` from half the Lanczos steps; None where exact.
         status: ``not-resolved`` where they disagree.
@@ -123,6 +125,7 @@ class FastModes:
     reason: str = ""
     gradient_share: float | None = None
     carrying_terms: float | None = None
+    share_stderr: float | None = None
     cost_gradients: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -136,6 +139,8 @@ class LayerFeatures:
         n, d: Rows (samples, or samples times positions) and features.
         ceiling: min(n, d), what no rank can exceed.
         erank: Effective rank of the activation matrix (entropy of σ; Roy and Vetterli 2007).
+        erank_stderr: Its standard error over the samples; None where the rows cannot be told
+            apart by sample.
         erank_covariance: The other reading (entropy of σ²).
         approximate_rank: Singular values that hold 99 % of Σσ².
         dormant, dead: Part of the units active on less than 1 % of the rows, and on none; None
@@ -153,6 +158,7 @@ class LayerFeatures:
     dormant: float | None
     dead: float | None
     enough: bool
+    erank_stderr: float | None = None
 
 
 @dataclass(frozen=True)

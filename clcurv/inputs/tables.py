@@ -296,8 +296,8 @@ def _load(files: Sequence[Path], cache: Path, *, streaming: bool) -> tuple[Any, 
     options: dict[str, Any] = {}
     if builder == "csv":
         # "NA", "null" and "None" are words in a text table; only an empty cell is missing.
-        with files[0].open("rb") as file:
-            separator = separator_of(file.read(HEAD))
+        with files[0].open("rb") as stream:
+            separator = separator_of(stream.read(HEAD))
         options = {"sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
         with _uncounted():

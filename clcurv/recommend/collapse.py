@@ -41,8 +41,8 @@ class Signal:
         reference: The reference's.
         ratio: value/reference.
         direction: ``falls`` below 0.8 of the reference (with three quarters of the late tasks
-            below it, and beyond the intervals where there are any), ``rises`` above 1/0.8,
-            ``flat`` between.
+            below it, and beyond the intervals and errors where there are any), ``rises`` above
+            1/0.8, ``flat`` between.
         agrees: Whether it speaks for a collapse; None where it cannot be told.
         reason: Why not.
     """
@@ -84,7 +84,14 @@ def judge(result: SpectrumResult) -> Verdict:
     eps = fast if fast.agrees is not None else _eps_rank(late, reference, "relative")
     signals = (
         eps if eps.agrees is not None or not _asked(late, reference) else fast,
-        _signal("fast_modes.share", late, reference, _share, "no --lr and --steps were given"),
+        _signal(
+            "fast_modes.share",
+            late,
+            reference,
+            _share,
+            "no --lr and --steps were given",
+            error=lambda task: task.fast_modes.share_stderr if task.fast_modes else None,
+        ),
         _effective_rank(late, reference),
     )
     known = [s for s in signals if s.agrees is not None]
@@ -118,6 +125,12 @@ def mean_effective_rank(task: TaskDiagnosis) -> float | None:
     return sum(x.erank for x in task.features) / len(task.features) if task.features else None
 
 
+def mean_effective_rank_stderr(task: TaskDiagnosis) -> float | None:
+    """Of that mean over the samples, at most: the mean of the layers' errors; None if one lacks."""
+    errors = [x.erank_stderr for x in task.features if x.erank_stderr is not None]
+    return sum(errors) / len(errors) if errors and len(errors) == len(task.features) else None
+
+
 def _rank(task: TaskDiagnosis, which: str) -> EpsRank | None:
     rank: EpsRank | None = getattr(task.spectrum, f"rank_{which}") if task.spectrum else None
     return rank if rank is not None and rank.status == "ok" else None
@@ -139,6 +152,8 @@ def _signal(
     reference: TaskDiagnosis,
     read: Callable[[TaskDiagnosis], float | None],
     missing: str,
+    *,
+    error: Callable[[TaskDiagnosis], float | None] = lambda task: None,
 ) -> Signal:
     found = [x for x in map(read, late) if x is not None and math.isfinite(x)]
     base = read(reference)
@@ -152,6 +167,11 @@ def _signal(
     direction: Direction = "falls" if ratio < FELL else "rises" if ratio > 1 / FELL else "flat"
     if direction == "falls" and sum(x < base for x in found) < MOST * len(found):
         return Signal(name, value, base, ratio, "flat", False, "the tasks scatter about it")
+    # Errors of one task's figures; their median over late tasks has no larger one.
+    errors = [x for x in map(error, late) if x is not None]
+    spread = math.hypot(error(reference) or 0.0, median(errors) if errors else 0.0)
+    if direction == "falls" and base - value <= 1.96 * spread:
+        return Signal(name, value, base, ratio, "flat", False, "the difference is within errors")
     return Signal(name, value, base, ratio, direction, direction == "falls")
 
 
@@ -195,6 +215,7 @@ def _effective_rank(late: Sequence[TaskDiagnosis], reference: TaskDiagnosis) -> 
         reference,
         comparable,
         "layers or numbers of samples differ from the reference's",
+        error=mean_effective_rank_stderr,
     )
 
 

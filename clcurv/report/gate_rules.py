@@ -22,8 +22,10 @@ from clcurv.report.relimp_document import (
 )
 from clcurv.report.spectrum_document import (
     CollapseInfo,
+    EffectiveRankInfo,
     EpsRankInfo,
     FastModesInfo,
+    LayerFeaturesInfo,
     SmoothedRankInfo,
     SpectrumDocument,
     SpectrumInfo,
@@ -143,7 +145,19 @@ def _status(part: EpsRankInfo | FastModesInfo) -> str:
     return f"{part.status} ({part.reason})" if part.reason else part.status
 
 
+def _around(value: float | None, error: float | None) -> Interval:
+    if value is None or not error:
+        return None, None
+    return value - 1.96 * error, value + 1.96 * error
+
+
 _RANKS = {"fraction", "count", "positive", "negative"}
+# Section, field, field of its standard error.
+_SAMPLED = (
+    (FastModesInfo, "share", "share_stderr"),
+    (EffectiveRankInfo, "value", "stderr"),
+    (LayerFeaturesInfo, "erank", "erank_stderr"),
+)
 
 
 @dataclass(frozen=True)
@@ -180,10 +194,12 @@ class SpectrumRules:
                 return parent.low, parent.high
             if field == "count":
                 return parent.count_low, parent.count_high
+        for kind, name, error in _SAMPLED:
+            if isinstance(parent, kind) and field == name:
+                return _around(place.value, getattr(parent, error))
         if isinstance(parent, SpectrumInfo):
-            if field == "trace" and parent.trace is not None and parent.trace_stderr:
-                half = 1.96 * parent.trace_stderr
-                return parent.trace - half, parent.trace + half
+            if field == "trace":
+                return _around(parent.trace, parent.trace_stderr)
             # A Ritz value never lies beyond the end of the spectrum.
             if field == "lambda_max" and parent.lambda_max is not None:
                 return parent.lambda_max, parent.lambda_max + (parent.lambda_max_residual or 0.0)
@@ -240,9 +256,7 @@ class RelimpRules:
             low, high = _ENDS[field]
             return getattr(parent, low), getattr(parent, high)
         if isinstance(parent, TaskSideInfo | RelimpLayer) and field in _ERRORS:
-            error = getattr(parent, _ERRORS[field], None)
-            if error and place.value is not None:
-                return place.value - 1.96 * error, place.value + 1.96 * error
+            return _around(place.value, getattr(parent, _ERRORS[field], None))
         return None, None
 
     def is_beside_the_point(self, place: Found) -> bool:

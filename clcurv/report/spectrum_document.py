@@ -174,13 +174,14 @@ class SpectrumInfo(Section):
 class FastModesInfo(Section):
     """The initial residual's energy in modes that are fast, and their number.
 
-    gradient_share: the same of the loss gradient. carrying_terms: how many loss terms carry the
-    residual, (Σe)²/Σe² of their energies.
+    share_stderr: over the data, None with Lanczos steps. gradient_share: the same of the loss
+    gradient. carrying_terms: how many loss terms carry the residual, (Σe)²/Σe² of their energies.
     """
 
     lower: float
     upper: float | None
     share: float | None
+    share_stderr: float | None = None
     count: float | None = None
     half_steps: float | None = None
     gradient_share: float | None = None
@@ -198,6 +199,7 @@ class LayerFeaturesInfo(Section):
     d: Count
     ceiling: Count
     erank: float | None
+    erank_stderr: float | None = None
     erank_covariance: float | None
     approximate_rank: Count
     dormant: float | None = None
@@ -208,10 +210,12 @@ class LayerFeaturesInfo(Section):
 class EffectiveRankInfo(Section):
     """Means over the layers: of the effective rank, and of its part of the ceiling.
 
-    value: of the activations' singular values; covariance: of their squares.
+    value: of the activations' singular values; stderr: over the samples, at most (the mean of the
+    layers' errors); covariance: of their squares.
     """
 
     value: float | None
+    stderr: float | None = None
     fraction: float | None = None
     covariance: float | None = None
 

@@ -217,11 +217,12 @@ def _draw_rank(
 
 def _draw_shares(axes: Axes, doc: SpectrumDocument) -> None:
     found = [
-        (t.index, 100 * t.fast_modes.share)
+        (t.index, 100 * t.fast_modes.share, 100 * (t.fast_modes.share_stderr or 0.0))
         for t in doc.tasks
         if t.fast_modes and t.fast_modes.share is not None
     ]
-    _line(axes, found, _SHARE, "residual in fast modes")
+    _bars(axes, found, _SHARE)
+    _line(axes, [(i, share) for i, share, _ in found], _SHARE, "residual in fast modes")
     skill = [(t.index, 100 * t.accuracy) for t in doc.tasks if t.accuracy is not None]
     _line(axes, skill, _GRAY, "accuracy before training", thin=True)
     reference = doc.reference.task
@@ -246,11 +247,12 @@ def _draw_effective_rank(axes: Axes, doc: SpectrumDocument) -> None:
             ]
             _line(axes, layer, _ERANK, "", thin=True, alpha=0.35)
     means = [
-        (t.index, t.effective_rank.value)
+        (t.index, t.effective_rank.value, t.effective_rank.stderr or 0.0)
         for t in doc.tasks
         if t.effective_rank and t.effective_rank.value is not None
     ]
-    _line(axes, means, _ERANK, "mean over the layers")
+    _bars(axes, means, _ERANK)
+    _line(axes, [(i, rank) for i, rank, _ in means], _ERANK, "mean over the layers")
     reference = doc.reference.task
     known = reference.effective_rank if reference else None
     _reference_line(axes, known.value if known else None, _ERANK)
@@ -273,6 +275,14 @@ def _line(
         x, y = zip(*points, strict=True)
         style: dict[str, Any] = {"linewidth": 0.8, "marker": "."} if thin else {"marker": "o"}
         axes.plot(x, y, color=color, markersize=4, alpha=alpha, label=label or None, **style)
+
+
+def _bars(axes: Axes, points: Sequence[tuple[int, float, float]], color: str) -> None:
+    """95 % intervals over the data."""
+    known = [(x, y, 1.96 * error) for x, y, error in points if error]
+    if known:
+        x, y, half = zip(*known, strict=True)
+        axes.errorbar(x, y, yerr=half, color=color, linestyle="", elinewidth=1, capsize=2)
 
 
 def _reference_line(axes: Axes, value: float | None, color: str) -> None:

@@ -144,20 +144,30 @@ def rank_text(rank: EpsRankInfo | None, *, short: bool = False) -> str:
     return f"{text} ({_digits(rank.low)}–{_digits(rank.high)})"
 
 
-def share_text(modes: FastModesInfo | None) -> str:
-    """Share of the residual in fast modes."""
+def share_text(modes: FastModesInfo | None, *, short: bool = False) -> str:
+    """Share of the residual in fast modes, with its error over the data where there is one."""
     if modes is None or modes.share is None:
         return "–"
-    return percent(modes.share) + ("" if modes.status == "ok" else "?")
+    if modes.status != "ok":
+        return f"{percent(modes.share)}?"
+    if short or modes.share_stderr is None:
+        return percent(modes.share)
+    return f"{with_error(100 * modes.share, 100 * modes.share_stderr)} %"
 
 
-def erank_text(task: TaskInfo) -> str:
-    """Mean effective rank over the layers."""
-    return number(task.effective_rank.value) if task.effective_rank else "–"
+def erank_text(task: TaskInfo, *, short: bool = False) -> str:
+    """Mean effective rank over the layers, with its error over the data."""
+    rank = task.effective_rank
+    if rank is None:
+        return "–"
+    return number(rank.value) if short else with_error(rank.value, rank.stderr)
 
 
 def lambda_min_text(spectrum: SpectrumInfo) -> str:
-    """With ≤ where it is an upper bound."""
+    """With ≤ where it is an upper bound; zero where it lies under rounding."""
+    value = spectrum.lambda_min
+    if value is not None and spectrum.noise and abs(value) <= spectrum.noise:
+        return "0"
     bound = "" if spectrum.lambda_min_converged else "≤"
     return bound + number(spectrum.lambda_min)
 

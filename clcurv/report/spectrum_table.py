@@ -130,7 +130,7 @@ def _columns(doc: SpectrumDocument, sparks: dict[int, str]) -> list[Column]:
         if not any(found):
             return []
         return [
-            Column(title, tuple(rank_text(x) for x in found), 12, "bold"),
+            Column(title, tuple(rank_text(x) for x in found), max(rank, 8), "bold"),
             Column(title, tuple(rank_text(x, short=True) for x in found), rank, "bold"),
         ]
 
@@ -139,17 +139,19 @@ def _columns(doc: SpectrumDocument, sparks: dict[int, str]) -> list[Column]:
         column("", lambda t: str(t.index), 0, "dim"),
         column("task", lambda t: printable(t.name, limit=20), 0),
         column("", lambda t: "failed" if t.status == "failed" else "", 0, "yellow"),
-        column("checkpoint", lambda t: printable(t.checkpoint, limit=24), 10),
-        column("n", lambda t: str(t.n_samples), 9),
-        column("loss", lambda t: number(t.mean_loss), 7),
+        column("checkpoint", lambda t: printable(t.checkpoint, limit=24), 14),
+        column("n", lambda t: str(t.n_samples), 12),
+        column("loss", lambda t: number(t.mean_loss), 9),
         column("acc.", accuracy_text, 6),
         column("λ_max", of(lambda s: number(s.lambda_max)), 5),
-        column("λ_min", of(lambda_min_text), 8),
-        column("trace", of(trace_text), 11),
+        column("λ_min", of(lambda_min_text), 11),
+        column("trace", of(trace_text), 13),
         *ranks("fast", "ε-rank fast", 1),
-        *ranks("relative", "ε-rank rel.", 7 if has_fast else 1),
-        column("fast share", lambda t: share_text(t.fast_modes), 4, "bold"),
-        column("eff. rank", erank_text, 2, "bold"),
+        *ranks("relative", "ε-rank rel.", 10 if has_fast else 1),
+        column("fast share", lambda t: share_text(t.fast_modes), 8, "bold"),
+        column("fast share", lambda t: share_text(t.fast_modes, short=True), 4, "bold"),
+        column("eff. rank", erank_text, 8, "bold"),
+        column("eff. rank", lambda t: erank_text(t, short=True), 2, "bold"),
         column(_SPECTRUM, lambda t: sparks.get(t.index, ""), 3, "cyan"),
     ]
     if len({t.checkpoint for t in tasks}) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clcurv.recommend.collapse import mean_effective_rank_stderr
 from clcurv.report.document import finite
 from clcurv.report.parts import clean, unique
 from clcurv.report.spectrum_document import (
@@ -57,7 +58,7 @@ def task_info(task: TaskDiagnosis, paper_smoothing: bool) -> TaskInfo:
         gradient_norm=finite(task.gradient_norm),
         eps_rank=ranks,
         fast_modes=None if task.fast_modes is None else _fast_modes(task.fast_modes),
-        effective_rank=_effective_rank(task.features),
+        effective_rank=_effective_rank(task),
         features=tuple(_features(x) for x in task.features),
         spectrum=None if spectrum is None else _spectrum(spectrum),
         cost_gradients=finite(task.cost_gradients),
@@ -140,6 +141,7 @@ def _fast_modes(modes: FastModes) -> FastModesInfo:
         lower=modes.lower,
         upper=finite(modes.upper),
         share=finite(modes.share),
+        share_stderr=finite(modes.share_stderr),
         count=finite(modes.count),
         half_steps=finite(modes.half_steps),
         gradient_share=finite(modes.gradient_share),
@@ -157,6 +159,7 @@ def _features(layer: LayerFeatures) -> LayerFeaturesInfo:
         d=layer.d,
         ceiling=layer.ceiling,
         erank=finite(layer.erank),
+        erank_stderr=finite(layer.erank_stderr),
         erank_covariance=finite(layer.erank_covariance),
         approximate_rank=layer.approximate_rank,
         dormant=finite(layer.dormant),
@@ -165,7 +168,8 @@ def _features(layer: LayerFeatures) -> LayerFeaturesInfo:
     )
 
 
-def _effective_rank(layers: Sequence[LayerFeatures]) -> EffectiveRankInfo | None:
+def _effective_rank(task: TaskDiagnosis) -> EffectiveRankInfo | None:
+    layers = task.features
     if not layers:
         return None
 
@@ -174,6 +178,7 @@ def _effective_rank(layers: Sequence[LayerFeatures]) -> EffectiveRankInfo | None
 
     return EffectiveRankInfo(
         value=mean([x.erank for x in layers]),
+        stderr=finite(mean_effective_rank_stderr(task)),
         fraction=mean([x.erank / max(x.ceiling, 1) for x in layers]),
         covariance=mean([x.erank_covariance for x in layers]),
     )

@@ -96,6 +96,37 @@ def test_share_is_the_dense_eigendecompositions(name: str, lr: float, method: st
         assert found.half_steps == pytest.approx(found.share, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["conv", "attention", "next_token", "regression", "one_hot"])
+def test_its_error_is_the_spread_of_its_influences(name: str) -> None:
+    """∂share/∂(weight of a sample) by central differences of the dense definition."""
+    case = case_of(name)
+    mu, _, gram, start = dense_modes(case)
+    lower, upper = fast_band(0.3, 200)
+    inside = np.flatnonzero((mu >= lower) & (mu <= upper))
+    assert inside[-1] == len(mu) - 1  # counted from the top, as the weights change
+    targets = case.samples.targets
+    terms = [case.objective.terms(targets[i : i + 1]) for i in range(len(targets))]
+    owners = torch.arange(len(terms)).repeat_interleave(
+        torch.tensor(terms) * (len(start) // sum(terms))
+    )
+
+    def share(weights: Tensor) -> float:
+        root = weights.sqrt()[owners]
+        _, modes = torch.linalg.eigh(root[:, None] * gram * root)
+        scaled = root * start
+        held = (modes[:, -len(inside) :].T @ scaled).square().sum()
+        return float(held / scaled.square().sum())
+
+    h, total = 1e-5, 0.0
+    for i in range(len(terms)):
+        step = h * torch.nn.functional.one_hot(torch.tensor(i), len(terms)).double()
+        total += ((share(1 + step) - share(1 - step)) / (2 * h)) ** 2
+    found = measured(case, "gram", lr=0.3)
+    assert found.share == pytest.approx(share(torch.ones(len(terms)).double()), rel=1e-6)
+    assert found.share_stderr == pytest.approx(math.sqrt(total), rel=1e-4)
+    assert measured(case, "lanczos-quadrature", lr=0.3).share_stderr is None
+
+
 @pytest.mark.parametrize("name", ["regression", "conv"])
 def test_fast_modes_are_what_descent_on_the_linearised_loss_fits(name: str) -> None:
     """K steps leave of the residual what the slow modes hold, up to γ² of the fast ones."""

@@ -178,3 +178,76 @@ def test_refusals():
     bad[13] = float("nan")
     with pytest.raises(NumericalError, match="layer 2 is not finite on one of samples 10 to 19"):
         measure_features(mlp(), samples_of(bad), batch_size=10)
+
+
+def stderr(rows, owners):
+    """√Σ over samples of (∂erank/∂weight)², by central differences of the dense definition."""
+    rows, h = rows.double(), 1e-5
+    total = 0.0
+    for owner in owners.unique():
+        sides = []
+        for sign in (1, -1):
+            weights = 1 + sign * h * (owners == owner).double()
+            sides.append(erank(torch.linalg.svdvals(rows * weights.sqrt()[:, None])))
+        total += ((sides[0] - sides[1]) / (2 * h)) ** 2
+    return total**0.5
+
+
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_errors_over_the_samples_whatever_rows_they_have(batch_size):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+    )
+    x = torch.randn(50, 1, 6, 6)
+    conv, head = measure_features(net, samples_of(x), batch_size=batch_size, dtype=torch.float64)
+    net = net.double()
+    rows = net[:2](x.double()).detach().permute(0, 2, 3, 1).reshape(-1, 6)
+    of_conv = torch.arange(50).repeat_interleave(16)
+    assert conv.erank_stderr == pytest.approx(stderr(rows, of_conv), rel=1e-5)
+    rows = net[:5](x.double()).detach()
+    assert head.erank_stderr == pytest.approx(stderr(rows, torch.arange(50)), rel=1e-4)
+
+
+def test_errors_of_padded_tokens_and_of_a_module_that_runs_twice():
+    net = bert().double()
+    ids = torch.randint(1, 50, (20, 8))
+    mask = (torch.arange(8) < torch.randint(2, 9, (20, 1))).long()
+    given = samples_of({"input_ids": ids * mask, "attention_mask": mask})
+    query = next(
+        x for x in measure_features(net, given, dtype=torch.float64) if x.name.endswith("query")
+    )
+    rows = net.bert.embeddings(ids * mask).detach()[mask.bool()]
+    owners = torch.arange(20).repeat_interleave(mask.sum(1))
+    assert query.erank_stderr == pytest.approx(stderr(rows, owners), rel=1e-4)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+    torch.manual_seed(0)
+    twice, x = Twice().double(), torch.randn(30, 5, dtype=torch.float64)
+    (found,) = measure_features(twice, samples_of(x), batch_size=7, dtype=torch.float64)
+    once = torch.tanh(twice.a(x)).detach()
+    rows = torch.cat([once, torch.tanh(twice.b(once)).detach()])
+    owners = torch.arange(30).repeat(2)
+    assert found.erank_stderr == pytest.approx(stderr(rows, owners), rel=1e-5)
+
+
+def test_rows_that_belong_to_no_sample_have_no_error():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            hidden = torch.relu(self.a(x))
+            return self.b(torch.cat([hidden, hidden.mean(0, keepdim=True)]))[: len(x)]
+
+    (found,) = measure_features(Pooled(), samples_of(torch.randn(30, 5)), batch_size=8)
+    assert found.erank_stderr is None
+    assert found.erank > 1

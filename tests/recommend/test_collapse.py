@@ -154,3 +154,15 @@ def test_effective_ranks_of_few_rows_are_compared_at_equal_n_only():
     assert same.signals[2].agrees is True
     other = judge(make_result(tasks=[task(1, 200, 30), task(2, 50, 10)]))
     assert other.signals[2].agrees is None
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(0.0, True), (2.0, True), (5.0, False)])
+def test_a_fall_within_the_errors_over_the_data_is_none(error, agrees):
+    """Reference and end 22.5 and 11.25: the difference is 1.59 of √2 · 5, and 4.0 of √2 · 2."""
+    tasks = [make_task(i, erank=e, erank_stderr=error) for i, e in ((1, 30.0), (2, 15.0))]
+    signal = judge(make_result(tasks=tasks)).signals[2]
+    assert signal.agrees is agrees
+    assert ("within errors" in signal.reason) is not agrees
+    tasks = [make_task(i, share=s, share_stderr=error / 100) for i, s in ((1, 0.225), (2, 0.1125))]
+    signal = judge(make_result(tasks=tasks)).signals[1]
+    assert (signal.name, signal.agrees) == ("fast_modes.share", agrees)

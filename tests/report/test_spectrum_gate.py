@@ -99,6 +99,20 @@ def test_what_was_not_resolved_is_not_judged():
     assert judge("tasks[0].eps_rank.relative.fraction<0.1", doc)[0] == "pass"
 
 
+def test_errors_over_the_data_are_the_gates_intervals():
+    doc = make_document(tasks=[make_task(1, share=0.5, share_stderr=0.1, erank_stderr=2.0)])
+    for expression, outcome in (
+        ("tasks[0].fast_modes.share<0.69", "inconclusive"),  # 0.5 ± 0.196
+        ("tasks[0].fast_modes.share<0.70", "fail"),
+        ("tasks[0].fast_modes.share<0.30", "pass"),
+        ("tasks[0].effective_rank<26.3", "inconclusive"),  # 22.5 ± 3.92
+        ("tasks[0].effective_rank<26.5", "fail"),
+        ("tasks[0].features['body.2'].erank<33.9", "inconclusive"),
+        ("tasks[0].features['body.2'].erank<34", "fail"),
+    ):
+        assert judge(expression, doc)[0] == outcome, expression
+
+
 def test_a_single_probe_shows_no_interval_and_decides_nothing():
     rank = make_rank(0.01).__class__(**{**make_rank(0.01).__dict__, "low": None, "high": None})
     spectrum = make_spectrum(probes=1, rank_fast=rank, trace_stderr=None)
@@ -169,6 +183,14 @@ def test_the_verdict_is_kept_beside_the_networks():
 def compared(new, old, allowed=0.1):
     verdict = evaluate([], new, baseline=old, regression=allowed)
     return {g.expression.split(" fall")[0]: g.outcome for g in verdict.gates}, verdict
+
+
+def test_equal_data_leave_no_error_over_the_data():
+    errors = {"share_stderr": 0.05, "erank_stderr": 2.0}
+    old = make_document(tasks=[make_task(1, share=0.5, **errors)])
+    new = make_document(tasks=[make_task(1, share=0.4, erank=25.0, **errors)])
+    found, _ = compared(new, old)
+    assert (found["fast share"], found["effective rank"]) == ("fail", "fail")
 
 
 def one(fraction=0.05, *, width=0.0, erank=30.0, share=0.9, **changes):

@@ -70,6 +70,18 @@ def test_every_width_keeps_the_row_whole_and_the_essentials(width):
     assert text.count("ε-rank fast") == 1
 
 
+def test_errors_over_the_data_where_there_is_room():
+    doc = make_document(tasks=[make_task(1, share=0.226, share_stderr=0.031, erank_stderr=0.84)])
+    wide = show(doc, 160)
+    assert "22.6 ± 3.1 %" in wide
+    assert "22.50 ± 0.84" in wide
+    (narrow,) = [line for line in show(doc, 50).splitlines() if line.split()[:1] == ["1"]]
+    assert "22.5" in narrow
+    assert "±" not in narrow
+    assert "22.6 ± 3.1 %" in render_markdown(doc)
+    assert "22.50 ± 0.84" in render_markdown(doc)
+
+
 def test_columns_without_content_are_left_out():
     tasks = [
         make_task(i, spectrum=make_spectrum(fast=False), fast_modes=None, accuracy=None,
@@ -117,7 +129,7 @@ def test_ascii_terminals_get_ascii_sparklines():
 def test_what_is_not_resolved_is_marked():
     open_ = make_spectrum(0.02, rank_fast=make_rank(0.02, status="not-resolved", reason="m/2"))
     doc = make_document(tasks=[make_task(1, spectrum=open_, fast_modes=make_modes(0.4))])
-    assert "2.0 %?" in show(doc, 100)
+    assert "2.0 %?" in show(doc, 60)
     assert "?: not resolved" in show(doc, 100)
     assert "2.0 % not-resolved" in show(doc, 160)
     assert "?: not resolved" not in show(sample(), 100)
