@@ -59,7 +59,7 @@ OUTPUTS = {
             "relimp digits_vit.pt --past digits_held_out.npz --samples 200 "
             "--save-importance {tmp}/past.safetensors",
             "relimp digits_vit.pt --past-importance {tmp}/past.safetensors --current "
-            "digits_rotated.npz --lr 1e-3 --epochs 3 --samples 200",
+            "digits_rotated.npz --lr 1e-3 --epochs 20 --samples 200",
         ),
         start="  layer",
     ),

@@ -13,33 +13,7 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages, ProgressCallback
-from clcurv.cli.options import (
-    DATA,
-    MODEL,
-    ArchOption,
-    BatchFnOption,
-    DebugOption,
-    FormatOption,
-    ImageColumnOption,
-    JsonOption,
-    KeyOption,
-    LabelColumnOption,
-    LabelMapOption,
-    LossOption,
-    MatchByOrderOption,
-    MaxBytesOption,
-    MaxLengthOption,
-    OnlineOption,
-    OutputOption,
-    QuietOption,
-    SkipBadOption,
-    SplitOption,
-    TextColumnOption,
-    TrustCodeOption,
-    UnsafePickleOption,
-    VerboseOption,
-    option,
-)
+from clcurv.cli.options import DATA, MODEL, Columns, Output, Reading, Talk, option, takes
 from clcurv.cli.reading import prepare_reading
 
 if TYPE_CHECKING:
@@ -61,6 +35,7 @@ Exit codes: 0 the commands take it · 2 usage · 3 refused · 4 weights not fini
 """
 
 
+@takes(Columns, Reading, Output, Talk)
 def inspect(
     ctx: typer.Context,
     checkpoint: Annotated[
@@ -76,26 +51,10 @@ def inspect(
             help="Labelled data: choose among architectures that fit, and show the accuracy.",
         ),
     ] = None,
-    split: SplitOption = None,
-    image_column: ImageColumnOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    label_map: LabelMapOption = None,
-    max_length: MaxLengthOption = None,
-    batch_fn: BatchFnOption = None,
     samples: Annotated[
         int,
         option("--samples", panel=DATA, min=1, metavar="N", help="How many of them to look at."),
     ] = 128,
-    skip_bad: SkipBadOption = False,
-    arch: ArchOption = None,
-    key: KeyOption = None,
-    match_by_order: MatchByOrderOption = False,
-    trust_code: TrustCodeOption = False,
-    max_bytes: MaxBytesOption = None,
-    unsafe_pickle: UnsafePickleOption = False,
-    online: OnlineOption = False,
-    loss: LossOption = "auto",
     layers: Annotated[
         str,
         option(
@@ -105,19 +64,15 @@ def inspect(
             help="What counts as one layer: block, module, tensor, or a regular expression.",
         ),
     ] = "block",
-    output_format: FormatOption = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Tell what a checkpoint is, and what the other commands make of it.
 
     Format, weights inside, architecture and evidence, tensors that match and that do not, layers,
     metadata, checksums, and the commands to run next.
     """
-    options = dict(locals())
+    options = locals() | shared
+    del options["shared"]
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     del options["ctx"], options["checkpoint"], options["debug"]
     begin(ctx, messages)
@@ -125,7 +80,7 @@ def inspect(
     asked: dict[str, Any] = dict.fromkeys(DELIVERY_OPTIONS)
     asked |= {"inconclusive": "fail", "allow_generated": False, "exit_zero": False}
     asked |= {name: options.pop(name) for name in ("output_format", "json_", "output")}
-    protected = [str(x) for x in (checkpoint, data, label_map) if x is not None]
+    protected = [str(x) for x in (checkpoint, data, shared["label_map"]) if x is not None]
     delivery = Delivery.prepare(messages, protected=protected, schema="clcurv.inspect", **asked)
     found: list[InspectReport] = []
 
@@ -138,7 +93,7 @@ def inspect(
     refusal = found[0].refusal if found else None
     if code or refusal is None:
         return code
-    if debug:
+    if shared["debug"]:
         traceback.print_exception(refusal)
     on_screen = sys.stdout.isatty() and sys.stderr.isatty()
     if not (delivery.output_format == "table" and on_screen):  # the table has just said it

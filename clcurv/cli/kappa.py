@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,49 +17,18 @@ from clcurv.cli.options import (
     MEASURE,
     MODEL,
     AllowGeneratedOption,
-    ArchOption,
-    BaselineOption,
-    BatchFnOption,
-    BatchSizeOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    ExitZeroOption,
-    FailOnOption,
-    FormatOption,
-    ImageColumnOption,
-    InconclusiveOption,
-    JsonOption,
-    KeyOption,
-    LabelColumnOption,
-    LabelMapOption,
-    LossOption,
-    MatchByOrderOption,
-    MaxBytesOption,
-    MaxLengthOption,
-    MemoryOption,
-    OnlineOption,
-    OperatorOption,
-    OutputOption,
-    PlotOption,
-    QuietOption,
-    RegressionOption,
-    SamplesOption,
-    SeedOption,
-    SkipBadOption,
-    SplitOption,
-    TextColumnOption,
-    TrustCodeOption,
-    UnsafePickleOption,
-    VerboseOption,
+    Columns,
+    Curvature,
+    Gates,
+    Numerics,
+    Output,
+    Reading,
+    Talk,
     option,
-    parse_bytes,
+    takes,
 )
 from clcurv.cli.reading import prepare_reading
 from clcurv.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 EPILOG = r"""
 [bold]Examples[/bold]
@@ -81,6 +50,7 @@ Exit codes: 0 measured, gates hold · 1 fault of clcurv · 2 usage · 3 input re
 """
 
 
+@takes(Columns, Reading, Curvature, Numerics, Output, Gates, Talk)
 def kappa(
     ctx: typer.Context,
     checkpoint: Annotated[
@@ -109,22 +79,6 @@ def kappa(
             help="The task to be learned next, for the measured cost of a uniform schedule.",
         ),
     ] = None,
-    split: SplitOption = None,
-    image_column: ImageColumnOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    label_map: LabelMapOption = None,
-    max_length: MaxLengthOption = None,
-    samples: SamplesOption = 512,
-    batch_size: BatchSizeOption = None,
-    skip_bad: SkipBadOption = False,
-    arch: ArchOption = None,
-    key: KeyOption = None,
-    match_by_order: MatchByOrderOption = False,
-    trust_code: TrustCodeOption = False,
-    max_bytes: MaxBytesOption = None,
-    unsafe_pickle: UnsafePickleOption = False,
-    online: OnlineOption = False,
     head: Annotated[
         Literal["model", "linear-probe"],
         option(
@@ -136,8 +90,6 @@ def kappa(
             "bare backbone).",
         ),
     ] = "model",
-    loss: LossOption = "auto",
-    batch_fn: BatchFnOption = None,
     layers: Annotated[
         str,
         option(
@@ -148,9 +100,6 @@ def kappa(
             "groups parameters by what it matches.",
         ),
     ] = "block",
-    operator: OperatorOption = "hessian",
-    device: DeviceOption = None,
-    dtype: DtypeOption = "float32",
     tol: Annotated[
         float,
         option("--tol", panel=MEASURE, metavar="X", help="Relative error allowed on every s."),
@@ -165,8 +114,6 @@ def kappa(
             help="Lanczos steps before a layer is reported as unconverged. Default: 60.",
         ),
     ] = None,
-    seed: SeedOption = 0,
-    memory: MemoryOption = None,
     no_lambda_min: Annotated[
         bool,
         option(
@@ -223,31 +170,21 @@ def kappa(
     force: Annotated[
         bool, option("--force", panel=ADVICE, help="Allow --schedule literal.")
     ] = False,
-    output_format: FormatOption = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    plot: PlotOption = None,
-    fail_on: FailOnOption = None,
-    baseline: BaselineOption = None,
-    fail_on_regression: RegressionOption = None,
-    inconclusive: InconclusiveOption = "fail",
     allow_generated: AllowGeneratedOption = False,
-    exit_zero: ExitZeroOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Measure how sensitive each layer is, and recommend a schedule.
 
     Sensitivity s: the largest eigenvalue of the layer's block of the loss Hessian. κ: max s/min s.
     Schedule: a regularisation weight λ and a learning-rate scale per layer, against forgetting.
     """
-    options = dict(locals())
+    options = locals() | shared
+    del options["shared"]
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     del options["ctx"], options["checkpoint"], options["debug"]
     begin(ctx, messages)
     prepare_reading(options, messages)
-    inputs = (checkpoint, data, new_data, label_map)
+    inputs = (checkpoint, data, new_data, shared["label_map"])
     delivery = Delivery.prepare(
         messages,
         protected=[str(x) for x in inputs if x is not None],
@@ -258,8 +195,6 @@ def kappa(
     if lambda_ is not None and not 0 < lambda_ < math.inf:
         raise UsageError(f"--lambda {lambda_}: must be positive", hint="leave it out for mean 1")
     options["lambda_min"] = not options.pop("no_lambda_min")
-    if memory is not None:
-        options["memory"] = parse_bytes(memory)
     del options["dry_run"]
     return measure_and_deliver(
         messages=messages,

@@ -12,7 +12,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def prepare_reading(options: dict[str, Any], messages: Messages) -> None:
-    """Turn ``max_bytes`` into a number, keep the libraries off the network, say what is unsafe.
+    """Turn sizes into numbers, keep the libraries off the network, say what is unsafe.
 
     Args:
         options: The command's; changed in place.
@@ -28,6 +28,8 @@ def prepare_reading(options: dict[str, Any], messages: Messages) -> None:
     refuse_untrusted(map(options.get, code), trust_code=options["trust_code"])
     if options["max_bytes"] is not None:
         options["max_bytes"] = parse_bytes(options["max_bytes"], flag="--max-bytes")
+    if options.get("memory") is not None:
+        options["memory"] = parse_bytes(options["memory"])
     if not options["online"]:
         # Before they are imported: they read it then.
         os.environ.update(dict.fromkeys(_OFFLINE, "1"))

@@ -11,82 +11,19 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import (
-    ArchOption,
-    BaselineOption,
-    BatchFnOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    ExitZeroOption,
-    FailOnOption,
-    FormatOption,
-    ImageColumnOption,
-    InconclusiveOption,
-    JsonOption,
-    KeyOption,
-    LabelColumnOption,
-    LabelMapOption,
-    LossOption,
-    MatchByOrderOption,
-    MaxBytesOption,
-    MaxLengthOption,
-    MemoryOption,
-    OnlineOption,
-    OutputOption,
-    PlotOption,
-    QuietOption,
-    RegressionOption,
-    SeedOption,
-    SkipBadOption,
-    SplitOption,
-    TextColumnOption,
-    TrustCodeOption,
-    UnsafePickleOption,
-    VerboseOption,
-    parse_bytes,
-)
+from clcurv.cli.options import Columns, Gates, Numerics, Output, Reading, Talk, takes
 from clcurv.cli.reading import prepare_reading
 from clcurv.cli.relimp_options import (
-    AccumulateOption,
-    AllowedDropOption,
-    BatchSizeOption,
     CheckpointArgument,
-    CompatOption,
-    CurrentOption,
-    DryRunOption,
-    EpochsOption,
-    EstimatorOption,
-    GradClipOption,
-    HeadOption,
-    LambdaDecayOption,
-    LambdaDownOption,
-    LambdaOption,
-    LambdaUpOption,
-    LayersOption,
-    LrOption,
-    MaxTrialsOption,
-    MomentumOption,
-    MultiplierFormOption,
-    MultipliersOption,
-    OptimizerOption,
-    PastImportanceOption,
-    PastOption,
-    PatienceOption,
-    SamplesMayDifferOption,
-    SamplesOption,
-    SaveImportanceOption,
-    ScheduleOption,
-    SearchOption,
-    StateOption,
-    TauOption,
-    TrainBatchSizeOption,
-    TrainingConfigOption,
-    ValidationOption,
-    WeightDecayOption,
+    Importances,
+    LookAhead,
+    Penalty,
+    Search,
+    Tasks,
 )
 from clcurv.errors import UsageError
 
+_INPUTS = ("past", "current", "past_importance", "training_config", "schedule", "label_map")
 _OF_BOTH = ("current", "look_ahead", "penalty", "shares", "agreement", "search", "tensors")
 
 EPILOG = r"""
@@ -113,76 +50,13 @@ Exit codes: 0 measured, gates hold · 1 fault of clcurv · 2 usage · 3 input re
 """
 
 
+@takes(
+    Tasks, Columns, Reading, Importances, Numerics, LookAhead, Search, Penalty, Output, Gates, Talk
+)
 def relimp(
     ctx: typer.Context,
     checkpoint: CheckpointArgument,
-    past: PastOption = None,
-    past_importance: PastImportanceOption = None,
-    current: CurrentOption = None,
-    split: SplitOption = None,
-    image_column: ImageColumnOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    label_map: LabelMapOption = None,
-    max_length: MaxLengthOption = None,
-    samples: SamplesOption = 512,
-    samples_may_differ: SamplesMayDifferOption = False,
-    batch_size: BatchSizeOption = None,
-    skip_bad: SkipBadOption = False,
-    arch: ArchOption = None,
-    key: KeyOption = None,
-    match_by_order: MatchByOrderOption = False,
-    trust_code: TrustCodeOption = False,
-    max_bytes: MaxBytesOption = None,
-    unsafe_pickle: UnsafePickleOption = False,
-    online: OnlineOption = False,
-    head: HeadOption = "model",
-    loss: LossOption = "auto",
-    batch_fn: BatchFnOption = None,
-    estimator: EstimatorOption = None,
-    compat: CompatOption = None,
-    accumulate: AccumulateOption = "mean",
-    tau: TauOption = "scaled-mean",
-    layers: LayersOption = "block",
-    device: DeviceOption = None,
-    dtype: DtypeOption = "float32",
-    seed: SeedOption = 0,
-    memory: MemoryOption = None,
-    dry_run: DryRunOption = False,
-    training_config: TrainingConfigOption = None,
-    optimizer: OptimizerOption = None,
-    lr: LrOption = None,
-    epochs: EpochsOption = None,
-    train_batch_size: TrainBatchSizeOption = None,
-    weight_decay: WeightDecayOption = None,
-    momentum: MomentumOption = None,
-    patience: PatienceOption = None,
-    validation: ValidationOption = None,
-    grad_clip: GradClipOption = None,
-    search: SearchOption = False,
-    state: StateOption = None,
-    allowed_drop: AllowedDropOption = 0.1,
-    max_trials: MaxTrialsOption = 10,
-    lambda_decay: LambdaDecayOption = 0.9,
-    multiplier_form: MultiplierFormOption = "paper",
-    lambda_: LambdaOption = None,
-    lambda_up: LambdaUpOption = None,
-    lambda_down: LambdaDownOption = None,
-    schedule: ScheduleOption = None,
-    multipliers: MultipliersOption = None,
-    save_importance: SaveImportanceOption = None,
-    output_format: FormatOption = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    plot: PlotOption = None,
-    fail_on: FailOnOption = None,
-    baseline: BaselineOption = None,
-    fail_on_regression: RegressionOption = None,
-    inconclusive: InconclusiveOption = "fail",
-    exit_zero: ExitZeroOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Find which parameters the next task may change, and how strongly to hold the others.
 
@@ -190,14 +64,15 @@ def relimp(
     task, measures again, and recommends a penalty: how much α' holds each parameter, and its
     weight λ.
     """
-    options = dict(locals())
+    options = dict(shared)
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
-    for name in ("ctx", "checkpoint", "debug", "dry_run", "multipliers", "save_importance"):
-        del options[name]
+    dry_run = options.pop("dry_run")
+    multipliers, save_importance = options.pop("multipliers"), options.pop("save_importance")
+    del options["debug"]
     begin(ctx, messages)
     prepare_reading(options, messages)
     asked = {name: options.pop(name) for name in DELIVERY_OPTIONS if name in options}
-    inputs = (checkpoint, past, current, past_importance, training_config, schedule, label_map)
+    inputs = [checkpoint, *(options[name] for name in _INPUTS)]
     delivery = Delivery.prepare(
         messages,
         protected=[str(x) for x in inputs if x is not None],
@@ -205,13 +80,11 @@ def relimp(
         extra_files={
             "--multipliers": multipliers,
             "--save-importance": save_importance,
-            "--state": state,
+            "--state": options["state"],
         },
         allow_generated=False,
         **asked,
     )
-    if memory is not None:
-        options["memory"] = parse_bytes(memory)
     for name in ("past_importance", "training_config", "schedule", "state"):
         options[name] = None if options[name] is None else str(options[name])
     _check(options, multipliers, save_importance, [gate.path.text for gate in delivery.gates])

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
 from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import (
-    AllowGeneratedOption,
-    BaselineOption,
-    DebugOption,
-    ExitZeroOption,
-    FailOnOption,
-    FormatOption,
-    InconclusiveOption,
-    JsonOption,
-    OutputOption,
-    PlotOption,
-    QuietOption,
-    RegressionOption,
-    VerboseOption,
-)
+from clcurv.cli.options import AllowGeneratedOption, Gates, Output, Talk, takes
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -36,32 +22,28 @@ EPILOG = """
 """
 
 
+@takes(Output, Gates, Talk)
 def show(
     ctx: typer.Context,
     report: Annotated[
         str, typer.Argument(metavar="REPORT", help="JSON written by clcurv; - reads stdin.")
     ],
-    output_format: FormatOption = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    plot: PlotOption = None,
-    fail_on: FailOnOption = None,
-    baseline: BaselineOption = None,
-    fail_on_regression: RegressionOption = None,
-    inconclusive: InconclusiveOption = "fail",
     allow_generated: AllowGeneratedOption = False,
-    exit_zero: ExitZeroOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Show a saved report again, as a table, Markdown or a figure, and judge it by new gates."""
-    asked = {name: value for name, value in locals().items() if name in DELIVERY_OPTIONS}
-    messages = Messages.create(quiet=quiet, verbose=verbose)
+    asked = {name: shared[name] for name in DELIVERY_OPTIONS if name in shared}
+    messages = Messages.create(quiet=shared["quiet"], verbose=shared["verbose"])
     begin(ctx, messages)
 
     from clcurv.report.reader import load_report
 
     document = load_report(report)
-    delivery = Delivery.prepare(messages, protected=[report], schema=document.schema_, **asked)
+    delivery = Delivery.prepare(
+        messages,
+        protected=[report],
+        schema=document.schema_,
+        allow_generated=allow_generated,
+        **asked,
+    )
     return delivery.deliver(document)

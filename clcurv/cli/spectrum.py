@@ -18,43 +18,15 @@ from clcurv.cli.options import (
     MEASURE,
     MODEL,
     OUTPUT,
-    ArchOption,
-    BaselineOption,
-    BatchFnOption,
-    BatchSizeOption,
-    DebugOption,
-    DeviceOption,
-    DtypeOption,
-    ExitZeroOption,
-    FailOnOption,
-    FormatOption,
-    ImageColumnOption,
-    InconclusiveOption,
-    JsonOption,
-    KeyOption,
-    LabelColumnOption,
-    LabelMapOption,
-    LossOption,
-    MatchByOrderOption,
-    MaxBytesOption,
-    MaxLengthOption,
-    MemoryOption,
-    OnlineOption,
-    OperatorOption,
-    OutputOption,
-    PlotOption,
-    QuietOption,
-    RegressionOption,
-    SamplesOption,
-    SeedOption,
-    SkipBadOption,
-    SplitOption,
-    TextColumnOption,
-    TrustCodeOption,
-    UnsafePickleOption,
-    VerboseOption,
+    Columns,
+    Curvature,
+    Gates,
+    Numerics,
+    Output,
+    Reading,
+    Talk,
     option,
-    parse_bytes,
+    takes,
 )
 from clcurv.cli.reading import prepare_reading
 from clcurv.errors import UsageError
@@ -83,6 +55,7 @@ Exit codes: 0 measured, gates hold · 1 fault of clcurv · 2 usage · 3 input re
 """
 
 
+@takes(Columns, Reading, Curvature, Numerics, Output, Gates, Talk)
 def spectrum(
     ctx: typer.Context,
     checkpoints: Annotated[
@@ -112,22 +85,6 @@ def spectrum(
             help="The data set behind a generated stream or a PILOT json.",
         ),
     ] = None,
-    split: SplitOption = None,
-    image_column: ImageColumnOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    label_map: LabelMapOption = None,
-    max_length: MaxLengthOption = None,
-    samples: SamplesOption = 512,
-    batch_size: BatchSizeOption = None,
-    skip_bad: SkipBadOption = False,
-    arch: ArchOption = None,
-    key: KeyOption = None,
-    match_by_order: MatchByOrderOption = False,
-    trust_code: TrustCodeOption = False,
-    max_bytes: MaxBytesOption = None,
-    unsafe_pickle: UnsafePickleOption = False,
-    online: OnlineOption = False,
     head: Annotated[
         Literal["keep", "fresh"],
         option(
@@ -138,8 +95,6 @@ def spectrum(
             help="keep (the checkpoint's own head) or fresh (drawn anew for every task).",
         ),
     ] = "keep",
-    loss: LossOption = "auto",
-    batch_fn: BatchFnOption = None,
     lr: Annotated[
         float | None,
         option(
@@ -184,7 +139,6 @@ def spectrum(
             help="Only parameters whose name it matches. Default: the whole network.",
         ),
     ] = None,
-    operator: OperatorOption = "hessian",
     method: Annotated[
         Literal["auto", "lanczos", "dense", "gram"],
         option(
@@ -229,10 +183,6 @@ def spectrum(
             "kernel-limited where its kernel is wider than ε.",
         ),
     ] = False,
-    device: DeviceOption = None,
-    dtype: DtypeOption = "float32",
-    seed: SeedOption = 0,
-    memory: MemoryOption = None,
     resume: Annotated[
         Path | None,
         option(
@@ -260,18 +210,7 @@ def spectrum(
             help="Write the L2-ER coefficients as JSON, for clcurv.training.L2ER.",
         ),
     ] = None,
-    output_format: FormatOption = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    plot: PlotOption = None,
-    fail_on: FailOnOption = None,
-    baseline: BaselineOption = None,
-    fail_on_regression: RegressionOption = None,
-    inconclusive: InconclusiveOption = "fail",
-    exit_zero: ExitZeroOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Measure whether a network is losing the ability to learn the next task.
 
@@ -279,14 +218,15 @@ def spectrum(
     its ε-rank, the part of the error that training will reach, the features' effective rank. Then a
     verdict over the stream, and L2-ER coefficients against a collapse.
     """
-    options = dict(locals())
+    options = locals() | shared
+    del options["shared"]
     messages = Messages.create(quiet=options.pop("quiet"), verbose=options.pop("verbose"))
     for name in ("ctx", "checkpoints", "debug", "l2er", "dry_run"):
         del options[name]
     begin(ctx, messages)
     prepare_reading(options, messages)
     asked = {name: options.pop(name) for name in DELIVERY_OPTIONS if name in options}
-    inputs = (*checkpoints, stream, data, reference, label_map)
+    inputs = (*checkpoints, stream, data, reference, shared["label_map"])
     delivery = Delivery.prepare(
         messages,
         protected=[str(x) for x in inputs if x is not None],
@@ -296,8 +236,6 @@ def spectrum(
         **asked,
     )
     _check(options, gates=[gate.path.text for gate in delivery.gates])
-    if memory is not None:
-        options["memory"] = parse_bytes(memory)
     options["resume"] = None if resume is None else str(resume)
 
     def documents(report: Any) -> list[Extra]:

@@ -13,21 +13,7 @@ from clcurv.cli.chatter import quiet_libraries
 from clcurv.cli.delivery import result_console, stdout_errors, write_stdout
 from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import (
-    DATA,
-    OUTPUT,
-    DebugOption,
-    ImageColumnOption,
-    JsonOption,
-    LabelColumnOption,
-    LabelMapOption,
-    OutputOption,
-    QuietOption,
-    SplitOption,
-    TextColumnOption,
-    VerboseOption,
-    option,
-)
+from clcurv.cli.options import DATA, OUTPUT, Columns, Output, Talk, option, takes
 from clcurv.cli.signals import signals_raise
 from clcurv.errors import UsageError
 from clcurv.report.text import printable
@@ -48,6 +34,7 @@ The result is a manifest itself: it can be given to --stream.
 """
 
 
+@takes(Columns, Output, Talk)
 def stream(
     ctx: typer.Context,
     action: Annotated[
@@ -89,11 +76,6 @@ def stream(
             help="image, text or array. Default: what the data look like.",
         ),
     ] = None,
-    split: SplitOption = None,
-    image_column: ImageColumnOption = None,
-    text_column: TextColumnOption = None,
-    label_column: LabelColumnOption = None,
-    label_map: LabelMapOption = None,
     seed: Annotated[
         int,
         option("--seed", panel=DATA, min=0, metavar="N", help="Of class orders and permutations."),
@@ -107,21 +89,18 @@ def stream(
             help="What stdout carries: auto (a table on a terminal, JSON when piped), table, json.",
         ),
     ] = "auto",
-    json_: JsonOption = False,
-    output: OutputOption = None,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    debug: DebugOption = False,
+    **shared: Any,
 ) -> int:
     """Resolve a stream of tasks: samples, classes, label histogram and digest of each task."""
-    messages = Messages.create(quiet=quiet, verbose=verbose)
+    messages = Messages.create(quiet=shared["quiet"], verbose=shared["verbose"])
+    split, label_map = shared["split"], shared["label_map"]
+    output, as_json = shared["output"], shared["json_"]
     begin(ctx, messages)
-    if json_ and output_format == "table":
+    if as_json and output_format == "table":
         raise UsageError("--json contradicts --format table", hint="give one of them")
     if output is not None:
         _check_output(output, (spec, data, label_map))
-    columns: dict[str, Any] = {}
-    columns |= {"image": image_column, "text": text_column, "label": label_column}
+    columns: dict[str, Any] = {x: shared[f"{x}_column"] for x in ("image", "text", "label")}
     with quiet_libraries(messages), signals_raise() as received:
         try:
             with messages.progress() as progress:
@@ -152,10 +131,8 @@ def stream(
 
         atomic_write(output, text.encode())
         messages.note(f"manifest written to {output}")
-    as_json = (
-        json_ or output_format == "json" or (output_format == "auto" and not sys.stdout.isatty())
-    )
-    if as_json:
+    piped = output_format == "auto" and not sys.stdout.isatty()
+    if as_json or output_format == "json" or piped:
         write_stdout(text)
     else:
         _print(resolved)
