@@ -41,7 +41,7 @@ OUTPUTS = {
     "vit": Output(
         ("kappa digits_vit.pt --data digits_held_out.npz --new-data digits_rotated.npz",),
         start="  layer",
-        stop=" stem:",
+        stop=" head:",
     ),
     "inspect": Output(("inspect digits_vit.pt --data digits_held_out.npz",), width=100),
     "stream": Output(
@@ -52,7 +52,7 @@ OUTPUTS = {
         ),
         width=100,
         start="     task",
-        stop="advice",
+        stop=" weight_decay",
     ),
     "relimp": Output(
         (

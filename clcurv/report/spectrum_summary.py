@@ -152,6 +152,8 @@ def share_text(modes: FastModesInfo | None, *, short: bool = False) -> str:
         return f"{percent(modes.share)}?"
     if short or modes.share_stderr is None:
         return percent(modes.share)
+    if modes.share + modes.share_stderr < 1e-4:
+        return "<0.01 %"
     return f"{with_error(100 * modes.share, 100 * modes.share_stderr)} %"
 
 

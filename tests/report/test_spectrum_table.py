@@ -80,6 +80,8 @@ def test_errors_over_the_data_where_there_is_room():
     assert "±" not in narrow
     assert "22.6 ± 3.1 %" in render_markdown(doc)
     assert "22.50 ± 0.84" in render_markdown(doc)
+    tiny = make_document(tasks=[make_task(1, share=2.3e-7, share_stderr=1.4e-7)])
+    assert "<0.01 %" in show(tiny, 160)
 
 
 def test_columns_without_content_are_left_out():
