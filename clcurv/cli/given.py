@@ -27,13 +27,8 @@ _NEEDS: dict[str, tuple[tuple[Sequence[str], Sequence[str], str], ...]] = {
     "inspect": (((*_READ, "samples"), ("data",), "add --data PATH"),),
     "spectrum": ((("momentum", "gamma"), ("lr",), "add --lr 0.01 --steps 2000"),),
     "relimp": (
-        ((*_LOOK_AHEAD, *_PENALTY), ("current",), "add --current DATA"),
+        ((*_LOOK_AHEAD, *_PENALTY, "samples_may_differ"), ("current",), "add --current DATA"),
         (("allowed_drop", "max_trials", "lambda_decay"), ("search",), "add --search"),
-        (
-            ("samples_may_differ",),
-            ("past_importance",),
-            "it allows an importance file another number of samples: --past-importance FILE",
-        ),
         (
             ("accumulate",),
             ("past_importance",),
