@@ -7,7 +7,7 @@ so a ragged last batch or a batch full of padding weighs exactly what it should.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from clcurv.errors import MismatchError, UsageError
 from clcurv.inputs.dataset import Batch
+from clcurv.inputs.loss_names import LOSSES
 
-LossName = Literal["cross-entropy", "mse", "next-token", "masked-lm"]
 IGNORE_INDEX = -100
 BATCH_TOLERANCE = 1e-2  # of the outputs: other batch sizes take other kernels
 
@@ -64,10 +64,10 @@ class Objective:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(LossName):
+        if self.name not in LOSSES:
             raise UsageError(
                 f"unknown loss {self.name!r}",
-                hint=f"--loss {' | '.join(get_args(LossName))} | file.py:function",
+                hint=f"--loss {' | '.join(LOSSES)} | file.py:function",
             )
 
     def terms(self, targets: Tensor) -> int:

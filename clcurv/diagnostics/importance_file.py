@@ -15,11 +15,11 @@ from torch import Tensor
 
 from clcurv.curvature.batchwise import Compat
 from clcurv.curvature.importance import Importance, Mode, fingerprint_of
-from clcurv.curvature.objective import LossName
 from clcurv.curvature.output_seeds import Estimator
 from clcurv.errors import CorruptFileError, NotWeightsError
 from clcurv.inputs.checkpoint import default_max_bytes
 from clcurv.inputs.filetype import identify, require_file
+from clcurv.inputs.loss_names import LossName
 from clcurv.inputs.torchfile import too_large
 from clcurv.runtime import atomic_write
 

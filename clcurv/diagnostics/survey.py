@@ -14,6 +14,7 @@ from clcurv.curvature.operators import LayerParams, first_bad_module, out_of_mem
 from clcurv.errors import NumericalError, ResourceError
 from clcurv.inputs.dataset import Batch, Samples
 from clcurv.inputs.execution import forward_faults
+from clcurv.inputs.loss_names import LOG_LIKELIHOODS
 
 SURVEY_BATCH = 32
 
@@ -124,7 +125,7 @@ def rounding_of(mean_loss: float, loss: str, dtype: str) -> float:
             nothing is known of it (the user's own).
         dtype: ``float32`` | ``float64``.
     """
-    if loss not in ("cross-entropy", "next-token", "masked-lm"):
+    if loss not in LOG_LIKELIHOODS:
         return 0.0
     eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
     return eps / max(mean_loss, 1e-300)

@@ -13,9 +13,8 @@ from torch import Tensor
 from clcurv.errors import DataError, MismatchError
 from clcurv.inputs.labels import Label, LabelMap, check_head, resolve_labels, resolve_stated
 from clcurv.inputs.loaded import LoadedModel
+from clcurv.inputs.loss_names import LOSSES
 from clcurv.inputs.source import Source
-
-_LOSSES = ("cross-entropy", "mse", "next-token", "masked-lm")  # others are the user's own
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def read_targets(
         )
     without = frozenset(missing)
     real = any(_is_real(value) for value in values)
-    own = loss is not None and loss not in _LOSSES
+    own = loss is not None and loss not in LOSSES
     if loaded.task == "regression" or (real and (own or loss == "mse")):
         # What the user's own loss compares the outputs with is its own affair.
         width = None if own else loaded.num_classes

@@ -7,9 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from clcurv.errors import UsageError
+from clcurv.inputs.loss_names import LOSSES
 from clcurv.inputs.user_code import is_code
-
-LOSSES = ("auto", "cross-entropy", "mse", "next-token", "masked-lm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +243,10 @@ def checked(kind: type[_Options], name: str, options: Mapping[str, Any]) -> _Opt
     asked = kind(**options)
     if asked.head not in kind.HEADS:
         raise UsageError(f"unknown head {asked.head!r}", hint=f"--head {' or '.join(kind.HEADS)}")
-    if isinstance(asked.loss, str) and asked.loss not in LOSSES and not is_code(asked.loss):
+    losses = ("auto", *LOSSES)
+    if isinstance(asked.loss, str) and asked.loss not in losses and not is_code(asked.loss):
         raise UsageError(
-            f"unknown loss {asked.loss!r}", hint=f"--loss {' | '.join(LOSSES)} | file.py:function"
+            f"unknown loss {asked.loss!r}",
+            hint=f"--loss {' | '.join(losses)} | file.py:function",
         )
     return asked

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clcurv.curvature.objective import LossName, Objective
+from clcurv.curvature.objective import Objective
 from clcurv.curvature.user_objective import UserObjective
 from clcurv.errors import ArchitectureError, UsageError
 from clcurv.inputs.architecture import load_model
@@ -21,6 +21,7 @@ from clcurv.inputs.hub import is_hub_name, local_copy
 from clcurv.inputs.labelmap import read_label_map
 from clcurv.inputs.live import wrap_module
 from clcurv.inputs.loaded import LoadedModel
+from clcurv.inputs.loss_names import LossName
 from clcurv.inputs.matching import cast_notes
 from clcurv.inputs.user_code import code_version, import_code, is_code
 from clcurv.inputs.user_data import live_data
