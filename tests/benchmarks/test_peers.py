@@ -107,6 +107,11 @@ def test_all_methods_against_the_dense_blocks(
     )
 
 
+def test_a_single_seed_of_a_single_method(peers: ModuleType, tmp_path: Path) -> None:
+    found = run(peers, tmp_path, "--methods", "clcurv", "--seeds", "1")
+    assert found["networks"]["tiny"]["methods"]["clcurv"]["worst_error"] < 1e-2
+
+
 def test_arpack_is_asked_where_the_starts_disagree(
     peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
