@@ -117,13 +117,13 @@ def _choose(method: Method, work: Work) -> SpectrumMethod:
         if not work.gram_fits:
             raise ResourceError(
                 f"the Jacobian of {work.outputs} outputs in {size} parameters does not fit",
-                hint="--method lanczos-quadrature, or fewer --samples",
+                hint="--method lanczos, or fewer --samples",
             )
     elif method == "dense":
         if 24 * size**2 > work.budget:
             raise ResourceError(
                 f"a dense matrix of {size} parameters does not fit",
-                hint="--method lanczos-quadrature, or --layers with a part of the layers",
+                hint="--method lanczos, or --layers with a part of the layers",
             )
     elif method != "lanczos-quadrature":
         raise UsageError(f"unknown method {method!r}")

@@ -367,7 +367,8 @@ def _build(
             name,
             weights,
             num_classes=num_classes,
-            arguments={**said, **own},
+            arguments={**said, **origin.arguments},
+            asked=asked,
             data_config={**origin.data_config, **data_config},
             by_order=by_order,
         )

@@ -66,6 +66,7 @@ def build_timm(
     *,
     num_classes: int | None = None,
     arguments: Mapping[str, Any] | None = None,
+    asked: Mapping[str, Any] | None = None,
     data_config: Mapping[str, Any] | None = None,
     by_order: bool = False,
 ) -> Built:
@@ -76,6 +77,7 @@ def build_timm(
         weights: The checkpoint.
         num_classes: What the user says the head has.
         arguments: Further arguments of ``timm.create_model`` (from the checkpoint).
+        asked: What the user says besides; never left out, it wins over `arguments`.
         data_config: What the checkpoint says of its preprocessing, in timm's words.
         by_order: Name the tensors by their order.
 
@@ -83,25 +85,35 @@ def build_timm(
         ArchitectureError: timm cannot build it.
         MismatchError: The head has another number of classes than asked for.
     """
-    kwargs = dict(arguments or {})
+    wanted = dict(asked or {})
+    kwargs = {**(arguments or {}), **wanted}
     notes: list[str] = []
     try:
         probe = _timm(name, kwargs, "meta")
     except _BUILD_ERRORS as error:
+        if wanted:
+            try:
+                _timm(name, wanted, "meta")
+            except _BUILD_ERRORS as refused:
+                raise ArchitectureError(
+                    f"timm cannot build {name} with {', '.join(wanted)} ({refused})",
+                    hint="in brackets stand arguments of timm.create_model, e.g. (num_heads=12)",
+                ) from refused
         if not kwargs:
             raise ArchitectureError(
                 f"timm cannot build {name} ({error})", hint="name another model with --arch"
             ) from error
         # They may belong to another model than the one named; whether it fits, shapes tell.
         try:
-            probe = _timm(name, {}, "meta")
+            probe = _timm(name, wanted, "meta")
         except _BUILD_ERRORS:
             raise ArchitectureError(
                 f"timm cannot build {name} with the checkpoint's arguments ({error})",
                 hint="name another model with --arch",
             ) from error
-        notes.append(f"the checkpoint's arguments ({', '.join(kwargs)}) do not suit {name}")
-        kwargs = {}
+        left = ", ".join(key for key in kwargs if key not in wanted)
+        notes.append(f"the checkpoint's arguments ({left}) do not suit {name}")
+        kwargs = wanted
     tensors = arrange(weights, probe.state_dict(), by_order=by_order)
     config = getattr(probe, "pretrained_cfg", None) or {}
     kwargs["num_classes"] = _head_width(probe, config, tensors, num_classes)

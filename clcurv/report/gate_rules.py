@@ -145,10 +145,16 @@ def _status(part: EpsRankInfo | FastModesInfo) -> str:
     return f"{part.status} ({part.reason})" if part.reason else part.status
 
 
-def _around(value: float | None, error: float | None) -> Interval:
+def _around(value: float | None, error: float | None, *, sample: int | None = None) -> Interval:
+    """95 % interval; by Student's t where the error comes from a `sample` of a few numbers."""
     if value is None or not error:
         return None, None
-    return value - 1.96 * error, value + 1.96 * error
+    half = 1.96 * error
+    if sample is not None and sample > 1:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, sample - 1)) * error
+    return value - half, value + half
 
 
 _RANKS = {"fraction", "count", "positive", "negative"}
@@ -199,7 +205,7 @@ class SpectrumRules:
                 return _around(place.value, getattr(parent, error))
         if isinstance(parent, SpectrumInfo):
             if field == "trace":
-                return _around(parent.trace, parent.trace_stderr)
+                return _around(parent.trace, parent.trace_stderr, sample=parent.probes)
             # A Ritz value never lies beyond the end of the spectrum.
             if field == "lambda_max" and parent.lambda_max is not None:
                 return parent.lambda_max, parent.lambda_max + (parent.lambda_max_residual or 0.0)

@@ -81,7 +81,7 @@ def _outcome(
         kind = "pass"
     else:
         kind = "inconclusive"
-        text += ": holds the limit"
+        text += ": straddles the limit"
     return GateOutcome.model_validate(
         {
             "expression": name,
@@ -107,8 +107,9 @@ def _kappa(doc: KappaDocument, paired: bool) -> Interval | None:
     if kappa.value is None or kappa.status != "ok" or kappa.value <= 0:
         return None
     if paired:
-        # Both ends of the ratio may be off.
-        error = 2 * _solver_error([g for g in doc.groups if g.status == "ok"])
+        # Both ends of the ratio may be off; layers that did not converge count in κ too.
+        counted = [g for g in doc.groups if kappa.include_head or not g.is_head]
+        error = 2 * _solver_error([g for g in counted if g.status in {"ok", "unconverged"}])
         return kappa.value, kappa.value / (1 + error), kappa.value * (1 + error)
     low = kappa.low if kappa.low and kappa.low > 0 else kappa.value
     high = kappa.high or (math.inf if kappa.low is not None else kappa.value)

@@ -125,7 +125,7 @@ def _outcome(
         kind = "pass"
     else:
         kind = "inconclusive"
-        text += ": holds the limit"
+        text += ": straddles the limit"
     return GateOutcome.model_validate(
         {
             "expression": title,

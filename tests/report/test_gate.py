@@ -290,3 +290,18 @@ def test_baseline_and_regression_go_together():
         evaluate([], doc(), baseline=doc())
     with pytest.raises(UsageError, match="go together"):
         evaluate([], doc(), regression=0.1)
+
+
+def test_layers_that_did_not_converge_widen_the_comparison_on_the_same_data():
+    def report(error, status):
+        layers = [
+            made_layer("blocks.0", 0, 1.0, error_bound=error, status=status),
+            made_layer("blocks.1", 1, 2.0),
+            made_layer("blocks.2", 2, 4.0),
+        ]
+        made = make_document(layers=layers, kappa=4.0 + error, kappa_low=3.0, kappa_high=5.0)
+        return with_digest(made, "same")
+
+    loose, tight = report(0.5, "unconverged"), report(1e-4, "ok")
+    assert compare(loose, tight, 0.05)[0][0] == "inconclusive"
+    assert compare(tight, loose, 0.05)[0][0] == "inconclusive"

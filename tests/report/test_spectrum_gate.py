@@ -254,3 +254,10 @@ def test_without_a_learning_rate_the_relative_rank_is_compared():
     found, _ = compared(doc, doc, 0.5)
     assert found == {"ε-rank": "pass", "effective rank": "pass"}
     assert make_result().reference_kind == "first-task"
+
+
+def test_interval_of_the_trace_knows_how_few_probes_there_were():
+    spectrum = make_spectrum(probes=2, trace=100.0, trace_stderr=1.0)
+    doc = make_document(tasks=[make_task(1, spectrum=spectrum), make_task(2)])
+    assert judge("tasks[0].spectrum.trace>90", doc) == ("inconclusive", 11)  # t(1): ±12.7
+    assert judge("tasks[0].spectrum.trace>87", doc) == ("fail", 10)
