@@ -28,12 +28,15 @@ from clcurv.inputs.sampling import draw_rows, sample_digest
 from clcurv.inputs.source import Source
 from clcurv.inputs.targets import Targets, read_targets
 from clcurv.inputs.tokens import (
+    IGNORED,
     causal_targets,
     encode_text,
     is_hugging_face,
+    is_token_row,
     load_tokenizer,
     mask_tokens,
     token_inputs,
+    token_targets,
     vocabulary,
 )
 
@@ -178,12 +181,17 @@ def load_samples(
     inputs = _assemble(values, source.kind, loaded, max_length)
     if targets is not None:
         chosen = targets.values[torch.tensor(rows)]
+    elif (own := _own_targets(source, rows, inputs, loaded)) is not None:
+        chosen = own
+        notes += (f"scored on the labels given, {int((own != IGNORED).sum())} tokens",)
     elif loaded.task == "masked-lm":
         vocab = vocabulary(loaded, load_tokenizer(loaded))
         inputs, chosen = mask_tokens(inputs, vocab, seed=seed)
         notes += ("15 % of the words masked, once and for all",)
     else:
         chosen = causal_targets(inputs)
+    if targets is None and source.labels is not None and own is None:
+        notes += ("labels left out: they are not one per token",)
     classes = targets.classes if targets else None
     counts = Counter(classes[row] for row in rows) if classes else Counter[int]()
     if len(rows) < n:
@@ -205,6 +213,18 @@ def load_samples(
         skipped=skipped,
         notes=notes,
     )
+
+
+def _own_targets(
+    source: Source, rows: list[int], inputs: Inputs, loaded: LoadedModel
+) -> Tensor | None:
+    """The data's own labels of tokens, where every drawn row has them."""
+    found = None if source.labels is None else [source.labels[row] for row in rows]
+    if found is None or source.kind == "text" or not all(map(is_token_row, found)):
+        return None
+    ids = inputs if isinstance(inputs, Tensor) else inputs["input_ids"]
+    names = [source.name(row) for row in rows]
+    return token_targets(found, ids, vocabulary(loaded, load_tokenizer(loaded)).size, names)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clcurv.errors import DataError, UsageError
+from clcurv.errors import DataError, MismatchError, UsageError
 from clcurv.inputs.loaded import LoadedModel
 
 IGNORED = -100
@@ -209,6 +209,46 @@ def causal_targets(inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
     ids = inputs["input_ids"].clone()
     mask = inputs.get("attention_mask")
     return ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+
+
+def is_token_row(value: Any) -> bool:
+    """Whether a label is one number a token."""
+    return isinstance(value, list | tuple | np.ndarray) and len(np.shape(value)) == 1
+
+
+def token_targets(
+    labels: Sequence[Sequence[int]], ids: Tensor, size: int, names: Sequence[str]
+) -> Tensor:
+    """Labels of tokens as Hugging Face takes them: unshifted, -100 where not scored.
+
+    Args:
+        labels: One row a sample.
+        ids: The inputs ``(n, t)``; shorter rows of labels are padded with -100, rows of inputs
+            that were cut at `t` tokens cut them, too.
+        size: Of the vocabulary.
+        names: What to call the rows in a message.
+
+    Returns:
+        int64 ``(n, t)``.
+
+    Raises:
+        DataError: Nothing to score.
+        MismatchError: A label that is no token.
+    """
+    width = ids.shape[1]
+    targets = torch.full(ids.shape, IGNORED, dtype=torch.int64)
+    for i, row in enumerate(labels):
+        given = torch.as_tensor(np.asarray(row, dtype=np.int64))[:width]
+        targets[i, : len(given)] = given
+        wrong = given[(given != IGNORED) & ((given < 0) | (given >= size))]
+        if len(wrong):
+            raise MismatchError(
+                f"{names[i]}: label {int(wrong[0])} is no token of {size}",
+                hint="-100 marks tokens that are not scored",
+            )
+    if not bool((targets != IGNORED).any()):
+        raise DataError("all labels are -100: no token is scored")
+    return targets
 
 
 def mask_tokens(
