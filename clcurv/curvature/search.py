@@ -13,7 +13,7 @@ its first.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -39,6 +39,7 @@ def block_extremes(
     max_steps: int,
     seed: int,
     bottom: bool = True,
+    unmet: Collection[str] = (),
     on_pass: OnPass | None = None,
 ) -> dict[str, Extremes]:
     """Largest (and smallest) eigenvalue of every block of `full`.
@@ -50,32 +51,38 @@ def block_extremes(
         max_steps: Products with all the data that a layer may take.
         seed: Of the random starts.
         bottom: Whether to pursue the smallest eigenvalue (to `tol` of the spectrum's scale).
+        unmet: Blocks that the scout cannot speak for (`clcurv.diagnostics.coverage`): these start
+            on all the data.
         on_pass: Called after every pass with the stage, the layers' states, and layers done.
     """
-    starts = {
-        name: random_start(full.like(name), 1 if scout is None else 2, _own_generator(seed, name))
-        for name in full.names
-    }
+    alone = [name for name in full.names if scout is None or name in unmet]
+    settled: dict[str, Extremes] = {}
+
+    def starts(names: Collection[str], vectors: int) -> dict[str, Start]:
+        return {n: random_start(full.like(n), vectors, _own_generator(seed, n)) for n in names}
 
     def report(stage: str) -> Callable[[Mapping[str, Extremes], int], None] | None:
         if on_pass is None:
             return None
         told = on_pass
-        return lambda states, done: told(stage, states, done)
+        return lambda states, done: told(stage, settled | dict(states), len(settled) + done)
 
-    if scout is None:
-        return lockstep_extremes(
+    if alone:
+        settled = lockstep_extremes(
             full.products,
-            starts,
+            starts(alone, 1),
             tol=tol,
             max_steps=max_steps,
             bottom=bottom,
             doubt=DOUBT,
             on_pass=report("all data"),
         )
+    scouted = [name for name in full.names if name not in settled]
+    if scout is None or not scouted:
+        return settled
     found = lockstep_extremes(
         scout.products,
-        starts,
+        starts(scouted, 2),
         tol=SCOUT_TOL,
         max_steps=2 * max_steps,
         pursue=2,
@@ -87,7 +94,7 @@ def block_extremes(
         on_pass=report("scout"),
     )
     scout.release()
-    return lockstep_extremes(
+    return settled | lockstep_extremes(
         full.products,
         {name: _informed(e, bottom) for name, e in found.items()},
         tol=tol,

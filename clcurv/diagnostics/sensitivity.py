@@ -26,6 +26,7 @@ from clcurv.curvature.operators import (
 )
 from clcurv.curvature.probe import PROBE_SAMPLES, Probe, probe
 from clcurv.curvature.search import block_extremes
+from clcurv.diagnostics.coverage import unmet_layers
 from clcurv.diagnostics.crosscheck import pyhessian_check
 from clcurv.diagnostics.judgement import condition, layer_sensitivity
 from clcurv.diagnostics.kappa import KappaResult
@@ -305,7 +306,13 @@ class _Run:
         total: int,
     ) -> dict[str, Extremes]:
         full = self._operator(wave, self.chunks, self.layout.kept)
-        scout = self._scout(wave)
+        part = self._part()
+        scout, unmet = None, frozenset[str]()
+        if part is not None:
+            chunks = part.split(self.layout.chunk)
+            unmet, read = self._unmet(wave, part)
+            scout = self._operator(wave, chunks, min(len(chunks), self.layout.kept))
+            self.cost += len(part) / len(self.samples) + read
 
         def on_pass(stage: str, states: Mapping[str, Extremes], done: int) -> None:
             if stage != "scout":
@@ -314,7 +321,14 @@ class _Run:
 
         try:
             return block_extremes(
-                full, scout, tol=tol, max_steps=max_steps, seed=seed, bottom=bottom, on_pass=on_pass
+                full,
+                scout,
+                tol=tol,
+                max_steps=max_steps,
+                seed=seed,
+                bottom=bottom,
+                unmet=unmet,
+                on_pass=on_pass,
             )
         finally:
             for used in (full, scout):
@@ -337,8 +351,16 @@ class _Run:
             together=max(1, min(together, self.layout.kept)),
         )
 
-    def _scout(self, wave: LayerParams) -> BlockOperator | None:
-        """A part of the sample that stands for all of it.
+    def _unmet(self, wave: LayerParams, part: Samples) -> tuple[frozenset[str], bool]:
+        return within_memory(
+            lambda size: unmet_layers(
+                self.model, wave, part.split(size), self.samples.split(size), self.objective
+            ),
+            self.layout.chunk,
+        )
+
+    def _part(self) -> Samples | None:
+        """A part of the sample that stands for all of it; None where the sample is too small.
 
         Where few samples carry most of the loss' curvature (a fitted network) half of it is
         those; the others are the first ones of the sample, which is in random order. The
@@ -356,12 +378,10 @@ class _Run:
             others[heaviest] = False
             rows = torch.cat([heaviest, others.nonzero()[: n - n // 2, 0]]).sort().values
         inputs = self.samples.inputs
-        part = Samples(
+        return Samples(
             inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},
             self.samples.targets[rows],
         )
-        chunks = part.split(self.layout.chunk)
-        return self._operator(wave, chunks, min(len(chunks), self.layout.kept))
 
     def _account(self, used: BlockOperator) -> None:
         flops = used.graph_samples * self.trial.graph_flops + sum(
