@@ -38,11 +38,11 @@ def atomic_write(path: str | Path, data: bytes) -> None:
     """
     shown = str(path)
     try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(data)
+        given = Path(path)  # what a link in /proc/self/fd to a pipe resolves to is no path
+        if given.exists() and not given.is_file() and not given.is_dir():
+            given.write_bytes(data)
             return
-        _replace(target, data)
+        _replace(Path(os.path.realpath(path)), data)
     except ValueError as error:  # a NUL byte in the name
         raise UsageError(f"cannot write {shown!r}: {error}") from error
     except OSError as error:

@@ -59,3 +59,14 @@ def test_impossible_paths_are_usage_errors(tmp_path, name):
 
 def test_special_files_are_written_directly():
     atomic_write("/dev/null", b"x")
+
+
+def test_a_pipe_behind_dev_fd_is_written_to():
+    """Bash's ``-o >(gzip > report.gz)``, and ``-o /dev/stdout`` in a pipeline."""
+    reading, writing = os.pipe()
+    try:
+        atomic_write(f"/dev/fd/{writing}", b"x")
+        assert os.read(reading, 9) == b"x"
+    finally:
+        os.close(reading)
+        os.close(writing)

@@ -12,7 +12,7 @@ from clcurv.cli.chatter import quiet_libraries
 from clcurv.cli.delivery import Delivery, Extra
 from clcurv.cli.messages import Messages, ProgressCallback
 from clcurv.cli.plan import show_plan
-from clcurv.cli.signals import signals_raise
+from clcurv.cli.signals import signals_raise, signals_wait
 from clcurv.errors import ClcurvError
 
 if TYPE_CHECKING:
@@ -78,13 +78,17 @@ def measure_and_deliver(
         show_plan(planned, delivery.output_format)
         return 0
     assert report is not None
-    code = delivery.deliver(
-        with_command(report.document),
-        extras=[
-            (path, extra if callable(extra) else with_command(extra), what)
-            for path, extra, what in extras(report)
-        ],
-    )
+    with signals_wait() as received:
+        code = delivery.deliver(
+            with_command(report.document),
+            extras=[
+                (path, extra if callable(extra) else with_command(extra), what)
+                for path, extra, what in extras(report)
+            ],
+        )
+    if received.number:
+        messages.error("interrupted after the measurement: the report is whole")
+        return received.exit_code
     failure: ClcurvError | None = getattr(report, "failure", None)
     if failure is None:
         return code

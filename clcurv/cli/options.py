@@ -365,8 +365,8 @@ class Gates:
             "--fail-on",
             panel=GATE,
             metavar="'FIELD>X'",
-            help="Exit 10 when this holds, e.g. 'kappa>200' or 'verdict==collapsed'. FIELD is any "
-            "value of the report, by its dotted path. Repeatable.",
+            help="Exit 10 when this holds, e.g. 'kappa>200' (of kappa) or 'verdict==collapsed' "
+            "(of spectrum). FIELD is any value of the report, by its dotted path. Repeatable.",
         ),
     ] = None
     baseline: Annotated[

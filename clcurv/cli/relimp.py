@@ -21,7 +21,7 @@ from clcurv.cli.relimp_options import (
     Search,
     Tasks,
 )
-from clcurv.errors import UsageError
+from clcurv.errors import ClcurvError, UsageError
 
 _INPUTS = ("past", "current", "past_importance", "training_config", "schedule", "label_map")
 _OF_BOTH = ("current", "look_ahead", "penalty", "shares", "agreement", "search", "tensors")
@@ -89,22 +89,35 @@ def relimp(
         options[name] = None if options[name] is None else str(options[name])
     _check(options, multipliers, save_importance, [gate.path.text for gate in delivery.gates])
 
+    faults: list[ClcurvError] = []
+
     def keep(importance: Any) -> None:
         if save_importance is not None:
             from clcurv.diagnostics.importance_file import save_importance as save
 
-            save(save_importance, importance)
-            messages.note(f"importance of the past written to {save_importance}")
+            try:
+                save(save_importance, importance)
+            except ClcurvError as error:  # told at the end: what follows is not lost with it
+                messages.warning(str(error))
+                faults.append(error)
+            else:
+                messages.note(f"importance of the past written to {save_importance}")
 
     def tell(trial: Any) -> None:
         from clcurv.report.relimp_summary import trial_text
 
         messages.note(trial_text(trial))
 
+    def again(path: Path) -> None:
+        raise faults[0]
+
     def files(report: Any) -> list[Extra]:
-        if multipliers is None:
-            return []
-        return [(multipliers, report.save_multipliers, "multipliers")]
+        found: list[Extra] = []
+        if multipliers is not None:
+            found.append((multipliers, report.save_multipliers, "multipliers"))
+        if faults and save_importance is not None:
+            found.append((save_importance, again, "importance"))
+        return found
 
     return measure_and_deliver(
         messages=messages,

@@ -73,7 +73,8 @@ def spectrum(
             panel=DATA,
             metavar="STREAM",
             help="The tasks: a manifest (yaml, json), a PILOT json, an npz with x, y, t, a folder "
-            "with a sub-folder per task, or permuted:K, split:K, label-shuffle:K over --data.",
+            "with a sub-folder per task, or permuted:K, split:K (split:K:sorted in "
+            "the order of the classes), label-shuffle:K over --data.",
         ),
     ],
     data: Annotated[

@@ -46,7 +46,8 @@ def stream(
         typer.Argument(
             metavar="STREAM",
             help="A manifest (yaml, json), a PILOT json, an npz with x, y, t, a folder with a "
-            "sub-folder per task, or permuted:K, split:K, label-shuffle:K over --data.",
+            "sub-folder per task, or permuted:K, split:K (split:K:sorted in "
+            "the order of the classes), label-shuffle:K over --data.",
         ),
     ],
     data: Annotated[

@@ -27,6 +27,11 @@ def share_stderr(shares: Sequence[float], weights: Sequence[float]) -> float | N
     return float(math.sqrt(((x - w * x.sum()) ** 2).sum() * count / (count - 1)))
 
 
+def t_factor(count: int, level: float = 0.95) -> float:
+    """Standard errors in half an interval, where `count` numbers gave the error (Student's t)."""
+    return float(stats.t.ppf(0.5 + level / 2, max(count - 1, 1)))
+
+
 def log_ratio_interval(
     top: Sequence[float],
     bottom: Sequence[float],
@@ -51,5 +56,5 @@ def log_ratio_interval(
     # The paired shares sum to zero, so their expected share of each chunk is zero too.
     error = share_stderr(paired.tolist(), weights)
     assert error is not None
-    half = float(stats.t.ppf(0.5 + level / 2, len(top) - 1)) * error + solver_error
+    half = t_factor(len(top), level) * error + solver_error
     return a / b * math.exp(-half), a / b * math.exp(half)

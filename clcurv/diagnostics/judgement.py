@@ -84,6 +84,7 @@ def layer_sensitivity(
         status=status,
         reason=reason,
         tied_names=layer.tied_names,
+        n_batches=len(weights),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,7 @@ class LayerSensitivity:
         converged: The solver met its tolerance.
         status: ``ok``, or why `s` must not be used.
         reason: One clause for people when status is not ``ok``.
+        n_batches: Micro-batches behind the standard error; None for many.
     """
 
     name: str
@@ -46,6 +48,18 @@ class LayerSensitivity:
     status: Status
     reason: str = ""
     tied_names: tuple[str, ...] = ()
+    n_batches: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of `s` by Student's t, widened by the solver's error; None without one."""
+        if self.s is None or self.s_stderr is None or not math.isfinite(self.s_stderr):
+            return None
+        from clcurv.diagnostics.intervals import t_factor  # scipy, which a schema does not need
+
+        factor = 1.96 if self.n_batches is None else t_factor(self.n_batches)
+        half = factor * self.s_stderr + abs(self.s) * (self.error_bound or 0.0)
+        return self.s - half, self.s + half
 
 
 @dataclass(frozen=True)

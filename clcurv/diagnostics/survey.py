@@ -167,6 +167,11 @@ def _gradient_squares(
     for batch in batches:
         terms += objective.terms(batch.targets)
         loss = objective.loss_sum(model, batch)
+        if not loss.requires_grad:
+            raise NumericalError(
+                "the loss does not depend on any of the parameters",
+                hint="is the output detached, or computed without gradients?",
+            )
         grads = iter(torch.autograd.grad(loss, flat, allow_unused=True))
         for sums in total.values():
             for s in sums:

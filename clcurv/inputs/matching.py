@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from clcurv.errors import MismatchError, NumericalError
+from clcurv.errors import ArchitectureError, MismatchError, NumericalError
 from clcurv.inputs.checkpoint import Weights
 from clcurv.inputs.fingerprints import is_head, is_pretraining, is_volatile
 
@@ -77,6 +78,12 @@ def match_names(
             matched on either side.
     """
     state = model.state_dict()
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ArchitectureError(
+            f"{arch}: {lazy[0]} has no shape before the first batch (a lazy module)",
+            hint="give the layers their sizes, or run a batch in the function that makes the model",
+        )
     wrong = [
         f"{name} is {_shape(tensors[name])} in the checkpoint and {_shape(own)} in the model"
         for name, own in state.items()
@@ -169,8 +176,17 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def make_ready(model: nn.Module) -> nn.Module:
-    """Eval mode, float32, every parameter requiring grad."""
+    """Eval mode, float32, every parameter requiring grad.
+
+    Raises:
+        ArchitectureError: A parameter of whole numbers.
+    """
     model.float().eval()
-    for param in model.parameters():
+    for name, param in model.named_parameters():
+        if not param.is_floating_point():
+            raise ArchitectureError(
+                f"parameter {name} of type {param.dtype} has no gradient",
+                hint="measure the network before quantisation, or register it as a buffer",
+            )
         param.requires_grad_(True)
     return model

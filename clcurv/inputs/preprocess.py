@@ -179,11 +179,12 @@ def array_images(whole: np.ndarray[Any, Any], channels: int) -> ArrayImages:
     """Decide layout and range of an array of images ``(N, H, W)``, ``(N, H, W, C)`` or
     ``(N, C, H, W)``.
 
-    Values within 0..1 are pixels, as are uint8 and others that reach past half of 0..255;
-    anything else is taken as already normalised, and the notes say so.
+    Values within 0..1 are pixels, as are uint8, uint16, and others that reach past half of
+    0..255; other floats are taken as already normalised, and the notes say so.
 
     Raises:
-        DataError: Another number of dimensions or channels, or no numbers.
+        DataError: Another number of dimensions or channels, no numbers, or integers of another
+            range.
     """
     if whole.ndim not in (3, 4) or whole.dtype.kind not in "uif":
         raise DataError(
@@ -202,6 +203,13 @@ def array_images(whole: np.ndarray[Any, Any], channels: int) -> ArrayImages:
         return ArrayImages(first, _BYTE, ())
     if low >= 0 and high <= 1:
         return ArrayImages(first, 1.0, ())
+    if whole.dtype == np.uint16:
+        return ArrayImages(first, float(np.iinfo(np.uint16).max), ("16-bit values",))
+    if whole.dtype.kind in "ui":
+        raise DataError(
+            f"integers between {low:.4g} and {high:.4g} are no bytes, and not normalised",
+            hint="save the images as uint8, or divided by their largest value as floats",
+        )
     note = f"values between {low:.4g} and {high:.4g} taken as already normalised"
     return ArrayImages(first, None, (note,))
 

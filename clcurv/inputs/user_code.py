@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clcurv.errors import ArchitectureError, UnsafeFileError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _OUR_PREFIXES = ("timm:", "torchvision:", "hf:")  # of architectures
 
@@ -70,6 +73,13 @@ def code_version(function: Callable[..., Any]) -> str:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
     except (TypeError, OSError):
         return ""
+
+
+def model_version(model: nn.Module) -> str:
+    """sha256 (hex) of what a network is made of: its modules as they print, and their code."""
+    kinds = {type(module) for module in model.modules()}
+    parts = [repr(model), *sorted(code_version(kind) for kind in kinds)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _check_trusted(name: str) -> None:

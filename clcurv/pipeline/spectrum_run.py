@@ -16,12 +16,13 @@ from clcurv.diagnostics.stream_spectrum import (
     failed_task,
     parameters_matching,
 )
-from clcurv.errors import ClcurvError, NumericalError, UsageError
+from clcurv.errors import ClcurvError, NumericalError, ResourceError, UsageError
 from clcurv.inputs.checkpoint import Weights
 from clcurv.inputs.dataset import Samples
 from clcurv.inputs.fresh import fresh_copy
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.stream import Stream, open_stream
+from clcurv.inputs.user_code import model_version
 from clcurv.pipeline.options import SpectrumOptions, checked
 from clcurv.pipeline.pairs import listed, paired, pairs_told, same_architecture
 from clcurv.pipeline.prepare import (
@@ -260,6 +261,7 @@ class StreamRun:
                 "loss_version": getattr(objective, "version", ""),
                 "head": self.asked.head,
                 "arch": model.arch,
+                "model": model_version(model.model),
                 "settings": settings,
                 "version": __version__,
             }
@@ -278,7 +280,10 @@ class StreamRun:
             checkpoint=where,
             progress=lambda stage, done, total: self.tell(f"{place}: {stage}", done, total),
         )
-        self.finished.put(slot, key, task)
+        try:
+            self.finished.put(slot, key, task)
+        except ResourceError as error:  # the measurement is not lost with it
+            self.warnings.append(f"{place} is not kept for --resume: {error}")
         return task
 
     def _measure_scale(self, model: LoadedModel, samples: Samples, task: TaskDiagnosis) -> None:

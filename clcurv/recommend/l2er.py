@@ -118,8 +118,8 @@ def recommend_l2er(
         *([] if known is not None else [f"no learning rate was given, {ASSUMED_LR:g} is assumed"]),
         *steps,
         f"er_every {er_every}",
-        f"window {window} samples, one and a half rows a feature within the published "
-        f"{PUBLISHED_WINDOWS[0]} to {PUBLISHED_WINDOWS[1]}",
+        f"window {window} samples: one and a half rows a feature, as far as the sample measured "
+        f"and the published {PUBLISHED_WINDOWS[0]} to {PUBLISHED_WINDOWS[1]} allow",
     ]
     return L2erAdvice(
         weight_decay=WEIGHT_DECAY,

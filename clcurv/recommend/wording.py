@@ -54,9 +54,9 @@ def _measured(layer: LayerSensitivity, median: float | None) -> str:
         status = "non-finite" if layer.status == "ok" else layer.status
         return f"{status}{f' ({layer.reason})' if layer.reason else ''}: s not used"
     text = f"s {layer.s:.3g}"
-    if layer.s_stderr is not None and math.isfinite(layer.s_stderr):
-        half = 1.96 * layer.s_stderr
-        text += f" (95 % {max(layer.s - half, 0.0):.3g} to {layer.s + half:.3g})"
+    if layer.interval is not None:
+        low, high = layer.interval
+        text += f" (95 % {max(low, 0.0):.3g} to {high:.3g})"
     if median:
         text += f", {_factor(layer.s / median, 2)}× the median"
     return text

@@ -102,7 +102,13 @@ def kappa_document(
             for x in result.cross_check
         ),
         warnings=unique(
-            [*warnings, *schedule.warnings, *_near_chance(result, samples), *_disagreements(result)]
+            [
+                *warnings,
+                *schedule.warnings,
+                *_near_chance(result, samples),
+                *_unused(result),
+                *_disagreements(result),
+            ]
         ),
     )
 
@@ -199,6 +205,7 @@ def _schedule_info(schedule: Schedule) -> ScheduleInfo:
 
 def _group(layer_id: int, layer: LayerSensitivity, advice: GroupAdvice) -> Group:
     non_finite = layer.status == "ok" and finite(layer.s) is None
+    low, high = layer.interval or (None, None)
     return Group(
         name=clean(layer.name),
         layer_id=layer_id,
@@ -209,6 +216,8 @@ def _group(layer_id: int, layer: LayerSensitivity, advice: GroupAdvice) -> Group
         numel=layer.numel,
         s=finite(layer.s),
         s_stderr=finite(layer.s_stderr),
+        s_low=finite(low),
+        s_high=finite(high),
         lambda_min=finite(layer.lambda_min),
         residual=finite(layer.residual),
         error_bound=finite(layer.error_bound),
@@ -231,6 +240,18 @@ def _near_chance(result: KappaResult, samples: Samples | None) -> list[str]:
     return [
         f"{near_chance_text(result.accuracy, result.chance)}: are the weights, the labels and the "
         "preprocessing the right ones?"
+    ]
+
+
+def _unused(result: KappaResult) -> list[str]:
+    names = [layer.name for layer in result.layers if layer.status == "unused"]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [
+        f"the loss does not depend on {', '.join(map(clean, names[:3]))}{more}: not measured. "
+        "Parts of the network that are not used, or cut off from the gradient (detach, item, "
+        "checkpoint with use_reentrant=True)?"
     ]
 
 

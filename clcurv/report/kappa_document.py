@@ -127,6 +127,8 @@ class Group(Section):
     numel: Annotated[int, Field(ge=1)]
     s: float | None
     s_stderr: float | None = None
+    s_low: float | None = None
+    s_high: float | None = None
     lambda_min: float | None = None
     residual: float | None = None
     error_bound: float | None = None
@@ -141,7 +143,9 @@ class Group(Section):
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """95 % interval of s: 1.96 standard errors, widened by the solver's error bound."""
+        """95 % interval of s, as stated; without that, 1.96 standard errors and the error bound."""
+        if self.s_low is not None and self.s_high is not None:
+            return self.s_low, self.s_high
         if self.s is None or self.s_stderr is None:
             return None, None
         half = 1.96 * self.s_stderr + abs(self.s) * (self.error_bound or 0.0)

@@ -189,7 +189,8 @@ def _penalty(result: RelimpResult, search: SearchResult | None, given: bool) -> 
     text = f"penalty with λ {number(result.lambda_)} as given"
     if not given:
         text = (
-            f"penalty with λ up to {number(result.lambda_)}, above which a step overshoots; "
+            f"penalty with λ up to {number(result.lambda_)}, above which a step of SGD without "
+            "momentum overshoots; "
             "--search finds the λ that leaves the current task its score"
         )
     if search is not None:

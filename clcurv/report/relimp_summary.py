@@ -128,7 +128,8 @@ def findings(doc: RelimpDocument) -> list[tuple[str, str]]:
         rows.append(("agreement", agreement_text(doc.agreement)))
     penalty = doc.penalty
     if penalty is not None:
-        factors = f"λ_up {number(penalty.lambda_up)} above, λ_down {number(penalty.lambda_down)}"
+        up, down = number(penalty.lambda_up), number(penalty.lambda_down)
+        factors = f"λ_up up to {up} above, λ_down {down}"
         rows.append(
             (
                 "τ",

@@ -67,7 +67,10 @@ def findings(doc: KappaDocument) -> list[tuple[str, str]]:
 
 
 def _both_values(check: CrossCheckInfo) -> str:
-    text = f"{printable(check.name)} {number(check.s)}, PyHessian {number(check.s_pyhessian)}"
+    ours, theirs = (
+        "–" if s is None else f"{s:.4g}" for s in (check.s, check.s_pyhessian)
+    )  # two digits more than elsewhere: they differ there
+    text = f"{printable(check.name)} {ours}, PyHessian {theirs}"
     if check.relative_difference is None:
         return text
     return f"{text} ({100 * check.relative_difference:.2f} % apart)"

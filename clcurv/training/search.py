@@ -29,6 +29,7 @@ from clcurv.inputs.dataset import Samples
 from clcurv.inputs.layers import Layer, discover_layers
 from clcurv.inputs.loaded import LoadedModel
 from clcurv.inputs.sampling import sample_digest
+from clcurv.inputs.user_code import model_version
 from clcurv.training.fit import Diverged, Fit, Progress, fit
 from clcurv.training.look_ahead import look_ahead, ready_copy
 from clcurv.training.options import LookAheadOptions
@@ -389,6 +390,7 @@ class _Search:
             "layers": [[x.name, *x.param_names] for x in self.layers],
             "samples": self.samples.digest
             or sample_digest(self.samples.inputs, self.samples.targets),
+            "model": model_version(self.loaded.model),
             "weights": digest({n: t.cpu() for n, t in self.loaded.model.state_dict().items()}),
             "past": digest({n: t.cpu() for n, t in self.past.tensors.items()}),
             "kind": [self.past.estimator, self.past.compat, self.past.batch_size],

@@ -218,6 +218,50 @@ def test_a_signal_leaves_the_partial_report(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_after_the_measurement_loses_nothing(
+    program: Any,
+    pipeline: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+) -> None:
+    from clcurv.report import document
+
+    real = document.write_json
+
+    def slow(*arguments: Any) -> None:
+        os.kill(os.getpid(), number)
+        real(*arguments)
+
+    monkeypatch.setattr(document, "write_json", slow)
+    ran = program("kappa", "model.pt", "-o", "a.json", "--plot", "a.svg")
+    assert ran.code == code
+    assert "interrupted after the measurement" in ran.err
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads(ran.out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"]
+
+
+def test_a_closed_terminal_leaves_the_partial_report(
+    program: Any, pipeline: Any, tmp_path: Path
+) -> None:
+    class Interrupted(KeyboardInterrupt):
+        document = pipeline.document
+
+    def stop() -> None:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted from interrupt
+
+    pipeline.action = stop
+    assert program("kappa", "model.pt", "-o", "a.json").code == 129
+    assert (tmp_path / "a.json").exists()
+
+
 def test_a_signal_before_there_is_anything_to_report(
     program: Any, pipeline: Any, tmp_path: Path
 ) -> None:

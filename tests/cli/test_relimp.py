@@ -156,6 +156,17 @@ def test_other_formats(program: Any, library: Any, name: str, mark: str) -> None
     assert "\x1b" not in ran.out
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+def test_a_full_disk_for_the_importance_loses_nothing_else(program: Any, tmp_path: Path) -> None:
+    ran = program(
+        *COMMAND, "-o", "a.json", "--multipliers", "a.safetensors", "--save-importance", "/dev/full"
+    )
+    assert ran.code == 5
+    assert "error: cannot write '/dev/full': No space left on device" in ran.err
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads(ran.out)
+    assert (tmp_path / "a.safetensors").exists()
+
+
 def test_every_file_is_written(program: Any, tmp_path: Path) -> None:
     ran = program(
         *COMMAND, "-o", "a.json", "--plot", "a.svg", "--multipliers", "a.safetensors",

@@ -171,6 +171,20 @@ def test_range_of_arrays(low: float, high: float, scale: float | None) -> None:
     assert (found.notes == ()) is (scale is not None)
 
 
+def test_integers_that_are_no_bytes() -> None:
+    """They cannot be normalised values, and would be measured as such without a word."""
+    model = image_model()
+    for dtype, top in ((np.uint8, 255), (np.uint16, 65535)):
+        array = np.full((1, 16, 16, 3), top, dtype)
+        array[0, 0] = 0
+        convert, _ = array_pipeline(model, array_images(array, 3))
+        white = [(1 - 0.5) / 0.2, (1 - 0.4) / 0.25, (1 - 0.3) / 0.3]
+        assert convert(array[0])[:, 8, 8].tolist() == pytest.approx(white, rel=1e-2)
+    for dtype in (np.int64, np.uint32, np.int16):
+        with pytest.raises(DataError, match="integers between 0 and 16 are no bytes"):
+            array_images(np.linspace(0, 16, 192).reshape(1, 8, 8, 3).astype(dtype), 3)
+
+
 def test_float_arrays_are_resized_and_normalised() -> None:
     model = image_model()
     array = np.full((1, 8, 8, 3), 0.5, np.float32)

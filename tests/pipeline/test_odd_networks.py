@@ -324,3 +324,55 @@ def test_code_that_exits_is_no_success(tmp_path: Path, more: tuple[str, ...]) ->
     assert ran.out == ""
     assert ran.err.startswith("clcurv: error: code that was run called sys.exit(")
     assert not (tmp_path / "r.json").exists()
+
+
+class Whole(nn.Module):
+    """A frozen table of bytes as a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 3)
+        self.table = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.table
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [("Whole", "parameter table of type torch.int8 has no gradient"), ("lazy", "a lazy module")],
+)
+def test_parameters_without_a_gradient_or_a_shape(tmp_path: Path, make: str, says: str) -> None:
+    torch.save(
+        {
+            "a.weight": torch.zeros(3, 8),
+            "a.bias": torch.zeros(3),
+            "table": torch.zeros(3, dtype=torch.int8),
+        },
+        tmp_path / "w.pt",
+    )
+    for run in (clcurv.kappa, clcurv.relimp):
+        given = (
+            {"data": vectors()}
+            if run is clcurv.kappa
+            else {"past": vectors(), "current": vectors()}
+        )
+        with pytest.raises(ArchitectureError, match=says):
+            run(tmp_path / "w.pt", arch=f"{__name__}:{make}", trust_code=True, **given)
+
+
+def test_an_output_without_gradient_in_spectrum() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu()).detach()
+
+    with pytest.raises(NumericalError, match="does not depend on any of the parameters"):
+        clcurv.spectrum(Detached(), stream="label-shuffle:2", data=vectors(), samples=16)

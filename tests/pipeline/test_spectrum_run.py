@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 import clcurv
-from clcurv.errors import InputError, MismatchError, NumericalError, UsageError
+from clcurv.errors import (
+    InputError,
+    MismatchError,
+    NumericalError,
+    ResourceError,
+    UsageError,
+)
 from clcurv.pipeline import plan_spectrum
 
 CLASSES, WIDTH, N = 3, 6, 48
@@ -116,7 +122,9 @@ def test_nan_everywhere_is_an_error(stream) -> None:
         clcurv.spectrum(broken(), stream=stream, samples=N)
 
 
-def test_finished_tasks_are_taken_from_the_folder(stream, tmp_path: Path) -> None:
+def test_finished_tasks_are_taken_from_the_folder(
+    stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
 
     def note(stage: str, done: int, total: int) -> None:
@@ -136,6 +144,13 @@ def test_finished_tasks_are_taken_from_the_folder(stream, tmp_path: Path) -> Non
     again = clcurv.spectrum(paths, stream=stream, **options)
     assert sum("taken from" in stage for stage in told) == 3
     assert again.result.tasks == first.result.tasks
+    told.clear()
+    # The same tensors in another network: the file with the architecture was edited.
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: torch.tanh(x))
+    monkeypatch.setattr(nn.ReLU, "extra_repr", lambda self: "edited")
+    clcurv.spectrum(paths, stream=stream, **options)
+    assert not any("taken from" in stage for stage in told)
+    monkeypatch.undo()
     told.clear()
     clcurv.spectrum(paths, stream=stream, **{**options, "lr": 0.2})
     assert not any("taken from" in stage for stage in told)
@@ -241,3 +256,17 @@ def test_which_network_meets_which_task_is_told_before_the_work(stream) -> None:
     told.clear()
     clcurv.spectrum(Net(), stream=stream, samples=20, note=note)
     assert told == ["Net meets all 3 tasks"]
+
+
+def test_a_full_disk_for_finished_tasks_loses_no_measurement(
+    stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clcurv.pipeline import resume
+
+    def full(*_: object) -> None:
+        raise ResourceError("cannot write: No space left on device")
+
+    monkeypatch.setattr(resume, "atomic_write", full)
+    report = clcurv.spectrum(Net(0), stream=stream, resume=tmp_path / "run", **FAST)
+    assert {task.status for task in report.result.tasks} == {"ok"}
+    assert any("not kept for --resume" in w for w in report.document.warnings)

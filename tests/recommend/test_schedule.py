@@ -209,6 +209,7 @@ def test_normalised_limited_and_finite_for_any_profile(log_s, data, mode, lam):
             depth=i,
             s=math.exp(v),
             s_stderr=None,
+            interval=None,
             status="ok",
             reason="",
             is_head=False,

@@ -174,6 +174,26 @@ def test_warns_near_chance_and_where_pyhessian_disagrees():
     assert not any("chance" in w for w in make_document([3.0, 2.0, 1.0]).warnings)
 
 
+def test_unused_layers_are_named():
+    layers = [
+        make_layer("a", 0, 2.0),
+        make_layer("b", 1, 1.0),
+        make_layer("c", 2, None, status="unused"),
+    ]
+    (said,) = [w for w in make_document(layers=layers).warnings if "does not depend on" in w]
+    assert "does not depend on c: not measured" in said
+    assert "use_reentrant" in said
+    assert not any("depend" in w for w in make_document([3.0, 2.0, 1.0]).warnings)
+
+
+@pytest.mark.parametrize(("batches", "factor"), [(2, 12.706), (16, 2.131), (None, 1.96)])
+def test_few_micro_batches_give_a_wider_interval(batches, factor):
+    layers = [make_layer("a", 0, 50.0, s_stderr=1.0, error_bound=0.0, n_batches=batches)]
+    (group,) = make_document(layers=[*layers, make_layer("b", 1, 1.0)]).groups[:1]
+    assert group.interval == pytest.approx((50 - factor, 50 + factor), abs=1e-3)
+    assert (group.s_low, group.s_high) == group.interval
+
+
 def test_labels_drawn_from_the_model_say_nothing_about_chance():
     drawn = Samples(
         inputs=torch.zeros(4, 2), targets=torch.zeros(4), source="generated", label_source="model"

@@ -60,7 +60,7 @@ def test_the_facts_around_it() -> None:
     assert "MAS, per-sample, of cross-entropy" in text
     assert "30.0 % protected, 25.0 % shared, 45.0 % free" in text
     assert "rank correlation 0.500 (95 % 0.450 to 0.550), top tenths overlap 30.0 %" in text
-    assert "0.400 on average (0.8 × mean α_rel, by tensor); λ_up 3.00 above" in text
+    assert "0.400 on average (0.8 × mean α_rel, by tensor); λ_up up to 3.00 above" in text
     assert "8.00 (not searched), at most 8.33 at lr 0.0100" in text
 
 
