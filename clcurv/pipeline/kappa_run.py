@@ -245,7 +245,7 @@ def _prepare(checkpoint: Checkpoint, asked: KappaOptions, tell: Progress) -> _Pr
     missing = left_out(loaded.model, layers)
     if missing:
         warnings.append(
-            f"{len(missing)} parameters are in no layer and were not measured "
+            f"{len(missing)} parameter tensors are in no layer and were not measured "
             f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
         )
     if asked.operator == "fisher":

@@ -257,7 +257,7 @@ def _layers(
     )
     if missing := left_out(loaded.model, layers):
         warnings.append(
-            f"{len(missing)} parameters are in no layer: nothing is known about them, and "
+            f"{len(missing)} parameter tensors are in no layer: nothing is known about them, and "
             f"nothing holds them ({', '.join(missing[:3])}{', ...' if missing[3:] else ''})"
         )
     return layers

@@ -180,8 +180,12 @@ def _eps_rank(late: Sequence[TaskDiagnosis], reference: TaskDiagnosis, which: st
         rank = _rank(task, which)
         return rank.fraction if rank else None
 
-    ranks = [getattr(x.spectrum, f"rank_{which}") for x in (*late, reference) if x.spectrum]
-    reasons = [r.reason or r.status for r in ranks if r is not None and r.status != "ok"]
+    ranks = [(x, getattr(x.spectrum, f"rank_{which}")) for x in (*late, reference) if x.spectrum]
+    reasons = [
+        ("in the reference " if x is reference else "") + (r.reason or r.status)
+        for x, r in ranks
+        if r is not None and r.status != "ok"
+    ]
     missing = reasons[0] if reasons else "it was not measured"
     signal = _signal(f"eps_rank.{which}", late, reference, fraction, missing)
     if signal.direction != "falls":

@@ -47,12 +47,15 @@ def compare(new: KappaDocument, old: KappaDocument, allowed: float) -> list[Gate
 
 
 def _incomparable(new: KappaDocument, old: KappaDocument) -> str:
-    pairs = {
+    pairs: dict[str, tuple[object, object]] = {
         "operator": (new.estimator.operator, old.estimator.operator),
         "loss": (new.estimator.loss, old.estimator.loss),
         "layers": (new.estimator.granularity, old.estimator.granularity),
         "include_head": (new.kappa.include_head, old.kappa.include_head),
     }
+    layers = [{g.name for g in doc.groups if not g.is_head} for doc in (new, old)]
+    if layers[0] != layers[1]:
+        pairs["network"] = (new.model.arch, old.model.arch)
     found = [
         f"{k} {now} now, {was} in the baseline" for k, (now, was) in pairs.items() if now != was
     ]

@@ -305,3 +305,19 @@ def test_layers_that_did_not_converge_widen_the_comparison_on_the_same_data():
     loose, tight = report(0.5, "unconverged"), report(1e-4, "ok")
     assert compare(loose, tight, 0.05)[0][0] == "inconclusive"
     assert compare(tight, loose, 0.05)[0][0] == "inconclusive"
+
+
+def test_another_network_than_the_baselines_is_not_compared():
+    def network(arch, names):
+        layers = [made_layer(name, i, 4.0 / (i + 1)) for i, name in enumerate(names)]
+        made = make_document(layers=layers, kappa=4.0, kappa_low=3.0, kappa_high=5.0)
+        return made.model_copy(update={"model": made.model.model_copy(update={"arch": arch})})
+
+    vit = network("timm:vit", ["stem", "blocks.0", "norm"])
+    resnet = network("timm:resnet18", ["stem", "layer1.0", "layer2.0"])
+    outcomes, verdict = compare(resnet, vit)
+    assert outcomes == ["inconclusive"] * 2
+    assert "network timm:resnet18 now, timm:vit in the baseline" in verdict.gates[0].reason
+    # The same network from another path.
+    moved = [with_digest(network(arch, ["stem", "a"]), "d") for arch in ("m.py:vit", "vit.py:m")]
+    assert compare(*moved)[0] == ["pass"] * 2
