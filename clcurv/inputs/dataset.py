@@ -358,7 +358,8 @@ def _draw(
         first = bad[min(bad)]
         if not skip_bad:
             more = f" ({len(bad)} of the {len(rows)} drawn cannot be read)"
-            raise DataError(str(first) + more, hint="leave such samples out with --skip-bad")
+            hint = "leave such samples out with --skip-bad" if len(bad) < len(rows) else first.hint
+            raise DataError(str(first) + more, hint=hint)
         skipped |= {row: str(error) for row, error in bad.items()}
         if len(skipped) == source.length:
             raise DataError(f"none of {source.length} samples can be read: {first}")

@@ -246,7 +246,8 @@ def _warnings(tasks: Sequence[TaskInfo]) -> list[str]:
             if where:
                 said.append(
                     f"ε-rank for {label} is {status.replace('-', ' ')} in "
-                    f"{_count_of_tasks(where)}: more --lanczos-steps, or --method dense or gram"
+                    f"{_count_of_tasks(where)}: more --lanczos-steps, --method dense, or "
+                    "--operator ggn --method gram"
                 )
     paper = [t.index for t in tasks if t.eps_rank and _kernel_limited(t.eps_rank)]
     if paper:

@@ -281,7 +281,7 @@ class TestCorners:
         ("options", "hint"),
         [
             ({"method": "lanczos-quadrature", "steps": 40}, "--lanczos-steps"),
-            ({"method": "dense"}, "lanczos-quadrature"),
+            ({"method": "dense"}, "--method lanczos,"),
             ({"method": "gram", "operator": "ggn"}, "--samples"),
         ],
     )
