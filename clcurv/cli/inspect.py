@@ -13,7 +13,8 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages, ProgressCallback
-from clcurv.cli.options import DATA, MODEL, Columns, Output, Reading, Talk, option, takes
+from clcurv.cli.option_groups import Columns, Output, Reading, Talk
+from clcurv.cli.options import DATA, MODEL, option, takes
 from clcurv.cli.reading import prepare_reading
 
 if TYPE_CHECKING:

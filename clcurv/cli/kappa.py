@@ -11,11 +11,7 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import (
-    ADVICE,
-    DATA,
-    MEASURE,
-    MODEL,
+from clcurv.cli.option_groups import (
     AllowGeneratedOption,
     Columns,
     Curvature,
@@ -24,9 +20,8 @@ from clcurv.cli.options import (
     Output,
     Reading,
     Talk,
-    option,
-    takes,
 )
+from clcurv.cli.options import ADVICE, DATA, MEASURE, MODEL, option, takes
 from clcurv.cli.reading import prepare_reading
 from clcurv.errors import UsageError
 

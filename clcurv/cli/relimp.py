@@ -11,7 +11,8 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import Columns, Gates, Numerics, Output, Reading, Talk, takes
+from clcurv.cli.option_groups import Columns, Gates, Numerics, Output, Reading, Talk
+from clcurv.cli.options import takes
 from clcurv.cli.reading import prepare_reading
 from clcurv.cli.relimp_options import (
     CheckpointArgument,

@@ -9,7 +9,8 @@ import typer
 from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery
 from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import AllowGeneratedOption, Gates, Output, Talk, takes
+from clcurv.cli.option_groups import AllowGeneratedOption, Gates, Output, Talk
+from clcurv.cli.options import takes
 
 EPILOG = """
 [bold]Examples[/bold]

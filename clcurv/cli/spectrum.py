@@ -13,21 +13,8 @@ from clcurv.cli.delivery import DELIVERY_OPTIONS, Delivery, Extra
 from clcurv.cli.given import begin
 from clcurv.cli.measure import measure_and_deliver
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import (
-    DATA,
-    MEASURE,
-    MODEL,
-    OUTPUT,
-    Columns,
-    Curvature,
-    Gates,
-    Numerics,
-    Output,
-    Reading,
-    Talk,
-    option,
-    takes,
-)
+from clcurv.cli.option_groups import Columns, Curvature, Gates, Numerics, Output, Reading, Talk
+from clcurv.cli.options import DATA, MEASURE, MODEL, OUTPUT, option, takes
 from clcurv.cli.reading import prepare_reading
 from clcurv.errors import UsageError
 

@@ -13,7 +13,8 @@ from clcurv.cli.chatter import quiet_libraries
 from clcurv.cli.delivery import result_console, stdout_errors, write_stdout
 from clcurv.cli.given import begin
 from clcurv.cli.messages import Messages
-from clcurv.cli.options import DATA, OUTPUT, Columns, Output, Talk, option, takes
+from clcurv.cli.option_groups import Columns, Output, Talk
+from clcurv.cli.options import DATA, OUTPUT, option, takes
 from clcurv.cli.signals import signals_raise
 from clcurv.errors import UsageError
 from clcurv.report.text import printable

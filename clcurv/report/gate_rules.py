@@ -149,12 +149,12 @@ def _around(value: float | None, error: float | None, *, sample: int | None = No
     """95 % interval; by Student's t where the error comes from a `sample` of a few numbers."""
     if value is None or not error:
         return None, None
-    half = 1.96 * error
+    factor = 1.96
     if sample is not None and sample > 1:
-        from scipy.stats import t
+        from clcurv.diagnostics.intervals import t_factor  # scipy, for this alone
 
-        half = float(t.ppf(0.975, sample - 1)) * error
-    return value - half, value + half
+        factor = t_factor(sample)
+    return value - factor * error, value + factor * error
 
 
 _RANKS = {"fraction", "count", "positive", "negative"}

@@ -60,7 +60,7 @@ def top_of_words(model: Words, ids: Tensor, labels: Tensor) -> float:
 
 
 @pytest.mark.parametrize("lambda_min", [True, False])
-@pytest.mark.parametrize("seed", [0, 2, 8])
+@pytest.mark.parametrize("seed", [1, 5, 9])
 def test_words_that_the_scout_never_meets(seed: int, lambda_min: bool) -> None:
     model, ids, labels = fitted(seed)
     truth = top_of_words(model, ids, labels)
