@@ -1,4 +1,4 @@
-"""Does a part of the sample meet all that a layer's curvature may come from?
+"""A part of the sample for the scout, and whether it meets all that the curvature comes from.
 
 Where a layer's gradient is exactly zero on a part of the data (an embedding's rows of words that
 do not occur there, units that are off), so are its products, and a Krylov space that starts there
@@ -7,6 +7,7 @@ may never leave: the blocks of such parameters can be exactly decoupled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,10 +15,40 @@ from torch import Tensor, nn
 
 from clcurv.curvature.objective import Objective
 from clcurv.curvature.operators import LayerParams
-from clcurv.inputs.dataset import Batch
+from clcurv.inputs.dataset import Batch, Samples
 
 # Of the largest energy of a parameter in the layer. Rare words and units lie far below it.
 UNMET = 0.1
+SCOUT_FRACTION = 8
+SCOUT_LEAST = 16
+
+
+def part_of(samples: Samples, scores: Tensor) -> Samples | None:
+    """A part of the sample that stands for all of it; None where the sample is too small.
+
+    Where few samples carry most of the loss' curvature (a fitted network) half of it is
+    those; the others are the first ones of the sample, which is in random order. The
+    heaviest alone may never meet what the rest has in common, an embedding's commonest
+    rows for one, and a search that starts without a direction may never find it.
+
+    Args:
+        samples: All of them.
+        scores: How heavy each one is, ``(n,)``.
+    """
+    n = max(SCOUT_LEAST, math.ceil(len(samples) / SCOUT_FRACTION))
+    if len(samples) < 4 * n:
+        return None
+    rows = torch.arange(n, device=scores.device)
+    if float(scores.topk(n).values.sum()) > float(scores.sum()) / 2:
+        heaviest = scores.topk(n // 2).indices
+        others = torch.ones_like(scores, dtype=torch.bool)
+        others[heaviest] = False
+        rows = torch.cat([heaviest, others.nonzero()[: n - n // 2, 0]]).sort().values
+    inputs = samples.inputs
+    return Samples(
+        inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},
+        samples.targets[rows],
+    )
 
 
 def unmet_layers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from clcurv.curvature.operators import (
 )
 from clcurv.curvature.probe import PROBE_SAMPLES, Probe, probe
 from clcurv.curvature.search import block_extremes
-from clcurv.diagnostics.coverage import unmet_layers
+from clcurv.diagnostics.coverage import part_of, unmet_layers
 from clcurv.diagnostics.crosscheck import pyhessian_check
 from clcurv.diagnostics.judgement import condition, layer_sensitivity
 from clcurv.diagnostics.kappa import KappaResult
@@ -54,8 +53,6 @@ OPERATORS: dict[str, BuildGraph] = {
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MAX_STEPS = 60
-SCOUT_FRACTION = 8
-SCOUT_LEAST = 16
 
 
 class PartialMeasurement(KeyboardInterrupt):
@@ -306,7 +303,7 @@ class _Run:
         total: int,
     ) -> dict[str, Extremes]:
         full = self._operator(wave, self.chunks, self.layout.kept)
-        part = self._part()
+        part = part_of(self.samples, self.survey.scores)
         scout, unmet = None, frozenset[str]()
         if part is not None:
             chunks = part.split(self.layout.chunk)
@@ -357,30 +354,6 @@ class _Run:
                 self.model, wave, part.split(size), self.samples.split(size), self.objective
             ),
             self.layout.chunk,
-        )
-
-    def _part(self) -> Samples | None:
-        """A part of the sample that stands for all of it; None where the sample is too small.
-
-        Where few samples carry most of the loss' curvature (a fitted network) half of it is
-        those; the others are the first ones of the sample, which is in random order. The
-        heaviest alone may never meet what the rest has in common, an embedding's commonest
-        rows for one, and a search that starts without a direction may never find it.
-        """
-        n = max(SCOUT_LEAST, math.ceil(len(self.samples) / SCOUT_FRACTION))
-        if len(self.samples) < 4 * n:
-            return None
-        scores = self.survey.scores
-        rows = torch.arange(n, device=scores.device)
-        if float(scores.topk(n).values.sum()) > float(scores.sum()) / 2:
-            heaviest = scores.topk(n // 2).indices
-            others = torch.ones_like(scores, dtype=torch.bool)
-            others[heaviest] = False
-            rows = torch.cat([heaviest, others.nonzero()[: n - n // 2, 0]]).sort().values
-        inputs = self.samples.inputs
-        return Samples(
-            inputs[rows] if isinstance(inputs, Tensor) else {k: v[rows] for k, v in inputs.items()},
-            self.samples.targets[rows],
         )
 
     def _account(self, used: BlockOperator) -> None:
